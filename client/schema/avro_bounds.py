@@ -10,6 +10,9 @@ values may even be in a field that the consumer skips. If the schema has such a 
 reads each payload in Python first, without creating values. For all other schemas no check is
 necessary, because each value takes a byte, and the schema bounds the depth.
 
+The check takes a few steps for each byte. It counts values without bytes, but does not read them.
+Records that contain only one record with bytes count as one step, however deeply they are nested.
+
 Pure.
 """
 
@@ -29,21 +32,32 @@ DEPTH_MAX: Final = 256
 DECIMAL_BYTES_MAX: Final = 1_024
 """The maximum of bytes of a decimal: some 2,400 digits."""
 
-STEPS_FREE: Final = 10_000
-STEPS_PER_BYTE: Final = 4
-"""The maximum of values that the check reads: STEPS_FREE, plus STEPS_PER_BYTE for each byte of the
-payload. One byte can take several steps, for example: a record, a union in the record, and a null
-in the union."""
-
-_EMPTY: Final = ("null", "record", "fixed")
+EMPTY_FREE: Final = 10_000
+EMPTY_PER_BYTE: Final = 4
+EMPTY_PER_BYTE_MAX: Final = 64
+"""The maximum of values without bytes: EMPTY_FREE, plus for each byte of the payload EMPTY_PER_BYTE
+and one for each field of the schema without bytes, but at most EMPTY_PER_BYTE_MAX. So arrays of
+nulls can exceed it, and schemas with more than 60 fields without bytes."""
 
 
 @dataclass(slots=True, eq=False)
 class _Type:
     kind: str
-    parts: list[_Type] = field(default_factory=list)  # fields, branches, or one kind of items
+    parts: list[_Type] = field(default_factory=list)
+    """Branches, one kind of items, or the fields that take bytes."""
     size: int = 0  # the size of a fixed type
     is_decimal: bool = False
+    empties: int = 0
+    """The number of values without bytes in one value, without those in its parts."""
+    levels: int = 1
+    """The number of records of which each contains the next. 0: the record is not complete."""
+    height: int = 1
+    """The depth of the levels and of the values without bytes in them."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the values take no bytes."""
+        return self.empties > 0 and not self.parts
 
 
 def payload_check(schema: Any) -> Callable[[bytes], None] | None:
@@ -52,24 +66,32 @@ def payload_check(schema: Any) -> Callable[[bytes], None] | None:
     None: all payloads are safe. `schema`: the schema in fastavro's parsed form. Raises ValueError
     if the schema is nested too deeply for the decision.
     """
+    types = _Types()
     try:
-        root = _Types().of(schema)
+        root = types.of(schema)
         if _is_bounded(root):
             return None
     except RecursionError:
         raise ValueError("the types of the schema are nested too deeply") from None
-    return lambda data: _check(data, root)
+    per_byte = min(EMPTY_PER_BYTE + types.empty_fields, EMPTY_PER_BYTE_MAX)
+    return lambda data: _check(data, root, EMPTY_FREE + per_byte * len(data))
 
 
 class _Types:
     def __init__(self) -> None:
+        self.empty_fields = 0
+        """The number of values without bytes that one byte can bring, except in arrays of them.
+
+        A byte can begin several values: different records of which each contains the next, and a
+        union or map in the last one. The sum for all types of the schema is at least as large.
+        """
         self._named: dict[str, _Type] = {}
 
     def of(self, tree: Any) -> _Type:
         if isinstance(tree, list):
-            return _Type("union", [self.of(branch) for branch in tree])
+            return self._with_bytes(_Type("union", [self.of(branch) for branch in tree]))
         if isinstance(tree, str):
-            return self._named.get(tree) or _Type(tree)
+            return self._named.get(tree) or _leaf(_Type(tree))
         kind = tree["type"]
         if not isinstance(kind, str):
             return self.of(kind)
@@ -79,17 +101,53 @@ class _Types:
             self._named[tree["name"]] = made
         match kind:
             case "record" | "error":
-                made.kind = "record"
-                made.parts = [self.of(it["type"]) for it in tree["fields"]]
+                made.kind, made.levels = "record", 0
+                self._complete(made, [self.of(it["type"]) for it in tree["fields"]])
             case "array":
                 made.parts = [self.of(tree["items"])]
             case "map":
                 made.parts = [self.of(tree["values"])]
+                self._with_bytes(made)
             case "enum":
                 made.kind = "int"
             case _ if kind in self._named and kind != tree.get("name"):
                 return self._named[kind]
+            case _:
+                _leaf(made)
         return made
+
+    def _with_bytes(self, made: _Type) -> _Type:
+        """Count the values without bytes that a union or a map can have for each of its bytes."""
+        self.empty_fields += sum(part.empties for part in made.parts if part.is_empty)
+        return made
+
+    def _complete(self, record: _Type, fields: list[_Type]) -> None:
+        """Complete a record with its fields.
+
+        The record only counts its fields without bytes. If one field remains and is a record, both
+        become one type.
+        """
+        empty = [it for it in fields if it.is_empty]
+        record.parts = [it for it in fields if not it.is_empty]
+        record.levels = 1
+        record.empties = sum(it.empties for it in empty)
+        record.height = 1 + max((it.height for it in empty), default=0)
+        if not record.parts:
+            record.empties += 1
+            return
+        self.empty_fields += record.empties
+        inner = record.parts[0]
+        if len(record.parts) == 1 and inner.kind == "record" and inner.levels:
+            record.parts = inner.parts
+            record.levels += inner.levels
+            record.empties += inner.empties
+            record.height = max(record.height, 1 + inner.height)
+
+
+def _leaf(made: _Type) -> _Type:
+    if made.kind == "null" or (made.kind == "fixed" and not made.size):
+        made.empties = 1
+    return made
 
 
 def _is_bounded(root: _Type) -> bool:
@@ -101,7 +159,8 @@ def _is_bounded(root: _Type) -> bool:
         if known is None:
             depths[id(found)] = 0
             inner = [depth_of(part) for part in found.parts]
-            known = 0 if 0 in inner or _takes_care(found) else 1 + max(inner, default=0)
+            care = 0 in inner or _takes_care(found)
+            known = 0 if care else found.levels + max(inner, default=0)
             depths[id(found)] = known
         return known
 
@@ -112,32 +171,32 @@ def _takes_care(found: _Type) -> bool:
     """Return whether a value of this type is a decimal or contains values without bytes."""
     if found.is_decimal:
         return True
-    return found.kind != "union" and any(_is_empty(part) for part in found.parts)
+    if found.kind in ("array", "map"):
+        return found.parts[0].is_empty
+    return found.empties > (1 if found.is_empty else 0)
 
 
-def _is_empty(found: _Type) -> bool:
-    return found.kind in _EMPTY and not found.parts and not found.size
-
-
-def _check(data: bytes, root: _Type) -> None:
+def _check(data: bytes, root: _Type, empties: int) -> None:
     try:
-        _read(data, root, STEPS_FREE + STEPS_PER_BYTE * len(data))
+        _read(data, root, empties)
     except IndexError:
         raise ValueError("the payload ends within a value") from None
 
 
-def _read(data: bytes, root: _Type, steps: int) -> None:
+def _read(data: bytes, root: _Type, empties: int) -> None:
     at = 0
     stack = [(root, 1, 0)]  # the type, its depth, and the number of items left in its block
     while stack:
         found, depth, left = stack.pop()
-        steps -= 1
-        if steps < 0 or depth > DEPTH_MAX:
-            why = f"deeper than {DEPTH_MAX}" if depth > DEPTH_MAX else "without bytes"
-            raise ValueError(f"the payload has too many values {why}")
+        empties -= found.empties
+        if empties < 0:
+            raise ValueError("the payload has too many values without bytes")
+        if depth + found.height - 1 > DEPTH_MAX:
+            raise ValueError(f"the payload has values deeper than {DEPTH_MAX}")
         match found.kind:
             case "record":
-                stack += [(part, depth + 1, 0) for part in reversed(found.parts)]
+                inside = depth + found.levels
+                stack += [(part, inside, 0) for part in reversed(found.parts)]
             case "union":
                 branch, at = _long(data, at)
                 if not 0 <= branch < len(found.parts):
@@ -148,11 +207,17 @@ def _read(data: bytes, root: _Type, steps: int) -> None:
                     left, at = _block(data, at)
                     if not left:
                         continue
+                item = found.parts[0]
                 if found.kind == "map":
                     at = _skip_bytes(data, at)
-                stack += [(found, depth, left - 1), (found.parts[0], depth + 1, 0)]
+                elif item.is_empty:
+                    empties -= (left - 1) * item.empties
+                    left = 1
+                stack += [(found, depth, left - 1), (item, depth + 1, 0)]
             case _:
                 end = _skip_leaf(data, at, found)
+                if end > len(data):
+                    raise ValueError("the payload ends within a value")
                 if found.is_decimal and end - at > DECIMAL_BYTES_MAX:
                     raise ValueError(f"a decimal has {end - at} bytes")
                 at = end

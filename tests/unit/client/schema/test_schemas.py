@@ -3,6 +3,7 @@ Apache's client where that client has the schema."""
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,14 +12,15 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
+import fastavro
 import pulsar.schema as theirs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import magnetar.schema as ours
-from magnetar.client.schema.avro_bounds import payload_check
+from magnetar.client.schema.avro_bounds import _Types, payload_check
 
 
 class Level(Enum):
@@ -274,6 +276,13 @@ def with_field(kind: Any, payload: bytes) -> tuple[Any, bytes]:
     return {"type": "record", "name": "R", "fields": fields}, b"\x02" + payload
 
 
+def within_records(kind: Any, levels: int, name: str = "W") -> Any:
+    for it in range(levels):
+        fields = [{"name": "f", "type": kind}]
+        kind = {"type": "record", "name": f"{name}_{it}", "fields": fields}
+    return kind
+
+
 HOSTILE = {
     "values within values": with_field(NODE, b"\x00\x02" * 50_000),
     "an array of nulls": with_field({"type": "array", "items": "null"}, HUGE),
@@ -285,6 +294,22 @@ HOSTILE = {
     "a large decimal": with_field(DECIMAL, b"\x80\xb5\x18" + bytes(200_000)),
     "empty fixed": with_field(
         {"type": "map", "values": {"type": "fixed", "name": "F", "size": 0}}, HUGE
+    ),
+    "floats after the end of the payload": with_field(
+        {
+            "type": "array",
+            "items": {
+                **NONE,
+                "fields": [{"name": "f", "type": "float"}, {"name": "n", "type": "null"}],
+            },
+        },
+        HUGE,
+    ),
+    "nulls within records": with_field(
+        {"type": "array", "items": within_records("null", 50)}, b"\xa0\x9c\x01" + bytes(1)
+    ),
+    "a record that contains itself": with_field(
+        {"type": "record", "name": "S", "fields": [{"name": "s", "type": "S"}]}, b""
     ),
 }
 
@@ -357,6 +382,103 @@ def test_honest_payloads_of_such_schemas_are_decoded() -> None:
     for end in range(len(payload)):
         with pytest.raises(ValueError):
             mixed.decode(payload[:end])
+
+
+class Shapes:
+    """A random Avro schema, and a value of it."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.names = 0
+
+    def of_any(self, depth: int = 0, *, leaf: bool = False) -> tuple[Any, Any]:
+        """Return a type and a value. Only the part of an array must take bytes."""
+        kinds = ["null", "int", "string", "float", "boolean", "decimal", "fixed", "enum", "nested"]
+        if depth < 3 and not leaf:
+            kinds += ["record"] * 3 + ["array", "map", "union"]
+        kind = self.draw(st.sampled_from(kinds))
+        name = self.name()
+        match kind:
+            case "null":
+                return "null", None
+            case "int":
+                return "int", self.draw(st.integers(-(1 << 31), (1 << 31) - 1))
+            case "string":
+                return "string", self.draw(st.text(max_size=3))
+            case "float":
+                return "float", 0.5
+            case "boolean":
+                return "boolean", True
+            case "decimal":
+                return DECIMAL, Decimal(self.draw(st.integers(-999, 999))) / 4
+            case "fixed":
+                size = self.draw(st.integers(0, 3))
+                return {"type": "fixed", "name": name, "size": size}, bytes(size)
+            case "enum":
+                return {"type": "enum", "name": name, "symbols": ["A", "B"]}, "B"
+            case "nested":
+                inner, value = self.of_any(depth, leaf=True)
+                return self.within_records(inner, value)
+            case "record":
+                count = self.draw(st.integers(0, 4))
+                return self.record([self.of_any(depth + 1) for _ in range(count)])
+            case "array":
+                inner, value = self.with_bytes(self.of_any(depth + 1))
+                return {"type": "array", "items": inner}, [value] * self.draw(st.integers(0, 3))
+            case "map":
+                inner, value = self.of_any(depth + 1)
+                named = {str(it): value for it in range(self.draw(st.integers(0, 3)))}
+                return {"type": "map", "values": inner}, named
+        inner, value = self.record([self.of_any(depth + 1)])
+        return ["null", inner], self.draw(st.sampled_from([None, value]))
+
+    def name(self) -> str:
+        self.names += 1
+        return f"N{self.names}"
+
+    def record(self, parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+        fields = [{"name": f"f{it}", "type": part[0]} for it, part in enumerate(parts)]
+        value = {f"f{it}": part[1] for it, part in enumerate(parts)}
+        return {"type": "record", "name": self.name(), "fields": fields}, value
+
+    def within_records(self, inner: Any, value: Any) -> tuple[Any, Any]:
+        """Put a value within up to 20 records of one field."""
+        levels = self.draw(st.integers(0, 20))
+        for _ in range(levels):
+            value = {"f": value}
+        return within_records(inner, levels, self.name()), value
+
+    def with_bytes(self, shape: tuple[Any, Any]) -> tuple[Any, Any]:
+        return self.record([shape, ("int", 1)])
+
+
+@st.composite
+def schemas_and_values(draw: st.DrawFn) -> tuple[Any, Any]:
+    shapes = Shapes(draw)
+    return shapes.within_records(*shapes.with_bytes(shapes.of_any()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(schemas_and_values())
+def test_no_payload_that_fastavro_wrote_is_refused(shape: tuple[Any, Any]) -> None:
+    """The payload has a decimal, so that there is a check, and 3,000 equal items."""
+    fields = [
+        {"name": "price", "type": DECIMAL},
+        {"name": "items", "type": {"type": "array", "items": shape[0]}},
+    ]
+    schema = fastavro.parse_schema({"type": "record", "name": "R", "fields": fields})
+    check = payload_check(schema)
+    assert check is not None
+    buffer = io.BytesIO()
+    fastavro.schemaless_writer(buffer, schema, {"price": Decimal(1), "items": [shape[1]] * 3_000})
+    check(buffer.getvalue())
+    with pytest.raises(ValueError, match="ends within"):
+        check(buffer.getvalue()[:-1])
+
+
+def test_records_of_one_field_are_one_step_of_the_check() -> None:
+    root = _Types().of(fastavro.parse_schema(within_records("int", 200)))
+    assert (root.levels, [it.kind for it in root.parts]) == (200, ["int"])
 
 
 def test_plain_schemas_have_no_payload_check() -> None:

@@ -138,6 +138,14 @@ class Deduplication:
                 else:
                     return
 
+    async def switch(self) -> None:
+        """Carry out a change of the policy. A failure is logged: the next visit tries again."""
+        try:
+            await self.follow()
+        except BrokerError as error:
+            name = str(self._log.name)
+            log.warning("deduplication was not switched", topic=name, error=repr(error))
+
     def last_sequence_id(self, producer: str) -> int:
         """The highest stored sequence id; -1: deduplication is off, or no sequence id is known."""
         return self.stage.last_sequence_id(producer)
@@ -210,11 +218,3 @@ class Deduplication:
                     continue
                 number = min(view.highest_sequence_id, SEQUENCE_ID_MAX)
                 sequences.put(view.producer_name, number, entry.position, entry.broker_timestamp_ms)
-
-
-async def switch(deduplication: Deduplication) -> None:
-    """Carry out a change of the policy. A failure is logged: the next visit tries again."""
-    try:
-        await deduplication.follow()
-    except BrokerError as error:
-        log.warning("deduplication was not switched", error=repr(error))

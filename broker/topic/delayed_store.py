@@ -329,13 +329,11 @@ class DelayedStore:
             self._progress.clear()
             await self._progress.wait()
         if appender.failure is not None:
-            log.warning(
-                "a delayed ledger failed", ledger=appender.ledger, error=str(appender.failure)
-            )
+            name, error = str(self._log.name), str(appender.failure)
+            log.warning("a delayed ledger failed", topic=name, ledger=appender.ledger, error=error)
             self._abandon_ledger()
             if isinstance(appender.failure, LedgerRefused):
                 # The bookies or the metadata store would refuse the next ledger, too.
-                name = str(self._log.name)
                 raise LogUnavailable(name, "storing delayed messages", appender.failure)
             return False
         for (run, name), payload in zip(batch, payloads, strict=True):

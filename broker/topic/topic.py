@@ -49,7 +49,7 @@ from magnetar.broker.topic.contract import (
     InitialPosition,
     SubscriptionType,
 )
-from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig, switch
+from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig
 from magnetar.broker.topic.delayed_store import DelayedStore
 from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
@@ -602,7 +602,7 @@ class PersistentTopic:
         self._delay_stage.delay_ms_max = delay.delay_ms_max if delay.enabled else 0
         self.admission.resume(now)
         if not self.deduplication.is_settled and self.state is TopicState.OPEN:
-            self._spawn_call(switch(self.deduplication))
+            self._spawn_call(self.deduplication.switch())
 
     def _wall_ms(self, now: float) -> int:
         """Return the wall-clock time in milliseconds at a time of the event loop."""

@@ -11,11 +11,13 @@ import pytest
 from fakes.cluster_state import ClusterState
 from fakes.numbered import chunks, numbered
 from fakes.policies import SettablePolicies
+from fakes.topic_log import TOPIC, drawn_incarnation
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
 from magnetar.broker.cursor.sequences import DEDUPLICATION, SEQUENCE_ID_MAX
 from magnetar.broker.errors import NotAllowed, StraddlingBatch
+from magnetar.broker.log.owned_record import OwnedRecord
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.deduplication import DeduplicationConfig
 from magnetar.broker.topic.duplicates import CHUNKED_IDLE_MAX
@@ -218,6 +220,16 @@ async def test_the_policy_is_followed_while_the_topic_is_open() -> None:
         assert not it.topic.deduplication.enabled
         assert DEDUPLICATION not in it.topic.log.owned_record.record.subscriptions
         assert await one.numbers(2) == ["stored"]
+
+
+async def test_a_failed_switch_is_logged_with_the_topic(caplog: pytest.LogCaptureFixture) -> None:
+    world, policies = ClusterState(), SettablePolicies()
+    async with opened_topic(world, policies=policies, close=False) as it:
+        await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+        policies.set(deduplication=True)
+        await wait_until(lambda: "deduplication was not switched" in caplog.text)
+        [line] = [each for each in caplog.messages if "was not switched" in each]
+        assert f"topic={it.topic.name} error=LogFenced" in line
 
 
 async def test_a_producer_that_is_inactive_for_long_is_forgotten() -> None:

@@ -317,7 +317,9 @@ async def test_ledgers_that_fail_at_once_do_not_gather() -> None:
         assert contents(it) == {at: due_of(at) for at in positions}
 
 
-async def test_a_refused_segment_ends_the_store_and_not_the_topic() -> None:
+async def test_a_refused_segment_ends_the_store_and_not_the_topic(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = ClusterState()
     async with life(world, close=False) as it:
         await it.delay(RUN)
@@ -325,6 +327,8 @@ async def test_a_refused_segment_ends_the_store_and_not_the_topic() -> None:
         await fail_next_ledger(world, LedgerRefused(1, "malformed"))
         await wait_until(lambda: it.store.is_settled, what="the end of the store")
         assert len(it.listed) <= 1
+        [line] = [each for each in caplog.messages if "a delayed ledger failed" in each]
+        assert f"topic={it.topic.log.name} " in line
         assert it.topic.log.owned_record.lost is None
         world.ledgers.release()
         positions = await it.delay(1)

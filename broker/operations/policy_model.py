@@ -205,7 +205,9 @@ class AutoTopicCreationBody(_Body):
     @model_validator(mode="after")
     def _partitions_fit(self) -> Self:
         partitioned, count = self.topic_type == "partitioned", self.default_num_partitions
-        if self.allow_auto_topic_creation and partitioned and not count:
+        # As in Pulsar, no number is needed if topics are not created automatically.
+        is_missing = count is None and self.allow_auto_topic_creation
+        if partitioned and (is_missing or count == 0):
             raise ValueError("defaultNumPartitions must be at least 1 if topicType is partitioned")
         if not partitioned and count:
             raise ValueError(

@@ -227,7 +227,29 @@ WRONG = [
     ("subscriptionTypesEnabled", ["Other"], "'Exclusive'"),
     ("dispatchRate", {"relativeToPublishRate": True}, "relativeToPublishRate"),
     ("autoTopicCreation", {"allowAutoTopicCreation": True, "topicType": "partitioned"}, "at least"),
+    *(
+        (
+            "autoTopicCreation",
+            {
+                "allowAutoTopicCreation": allowed,
+                "topicType": "partitioned",
+                "defaultNumPartitions": 0,
+            },
+            "defaultNumPartitions must be at least 1",
+        )
+        for allowed in (True, False)
+    ),
 ]
+
+
+async def test_topic_creation_can_be_switched_off_without_a_number_of_partitions() -> None:
+    off = {"allowAutoTopicCreation": False, "topicType": "partitioned"}
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        found = await admin.post(f"{NAMESPACE}/autoTopicCreation", json=off)
+        assert found.status_code == 204, found.text
 
 
 async def test_a_wrong_value_is_refused_by_name() -> None:

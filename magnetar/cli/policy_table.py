@@ -92,7 +92,6 @@ def _names(text: str) -> list[str]:
 _PARTITIONED = "partitioned or non-partitioned"
 _NO_LIMIT = "0: no limit"
 _ENABLE = ("--enable/--disable", "-e/-d")
-_TTL_TEXT = "seconds, or for example 5m, 2h; 0: never"
 _RATE_TEXT = "-1: no limit"
 _QUOTA_TYPE = "destination_storage or message_age"
 

@@ -1,9 +1,10 @@
 """Under-replication records: the copies of one ledger that need repair. Values, like `model.py`.
 
-A process that detects a fault adds to the record. The process that repairs deletes the record, but
-only in the version that it read when the work began: later additions survive. A record is a hint:
-the repair decides from the ledger's metadata. So a needless record does no harm, and an incomplete
-record delays a repair until the fault is detected again.
+A process that detects a fault adds to the record. The process that repairs removes bad copies that
+it has written again, and at the end the whole record, but only in the version from which it
+planned the work: later additions survive. A record is a hint: the repair decides from the ledger's
+metadata. So a needless record does no harm, and an incomplete record delays a repair until the
+fault is detected again.
 """
 
 from collections.abc import Iterable
@@ -64,6 +65,20 @@ class UnderReplication:
             bad=joined((*self.bad, *other.bad)),
             narrow=self.narrow or other.narrow,
         )
+
+    def rewritten(self, member: Member, first: int, last: int) -> "UnderReplication":
+        """The member's copies of the entries `first` to `last` are sound again. If the remaining
+        ranges were more than BAD_COPIES_MAX, the record stays as it is."""
+        left: list[BadCopy] = []
+        for bad in self.bad:
+            if bad.member != member or last < bad.first_entry or bad.last_entry < first:
+                left.append(bad)
+                continue
+            if bad.first_entry < first:
+                left.append(replace(bad, last_entry=EntryId(first - 1)))
+            if last < bad.last_entry:
+                left.append(replace(bad, first_entry=EntryId(last + 1)))
+        return replace(self, bad=tuple(left)) if len(left) <= BAD_COPIES_MAX else self
 
     def failed(self, why: str, now_ms: int) -> "UnderReplication":
         return replace(self, failure=why[:FAILURE_CHARS_MAX], failed_ms=now_ms)

@@ -37,11 +37,12 @@ class CopyFailed(RepairError):
 
 
 class StillWritten(RepairError):
-    """A bookie of the segment being written is lost. The ledger's writer should replace the bookie,
-    and gets time to do so."""
+    """A bookie of the segment being written is lost, or has bad copies there. The ledger's writer
+    should replace a lost bookie, and gets time to do so. Bad copies are written again after the
+    segment has ended."""
 
     def __init__(self, ledger: int, members: str) -> None:
-        super().__init__(f"ledger {ledger} is open and waits for its writer: lost {members}")
+        super().__init__(f"ledger {ledger} is open and waits for its writer: lost or bad {members}")
         self.ledger = ledger
 
 

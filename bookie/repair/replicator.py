@@ -19,7 +19,10 @@ metadata can still read the ledger. The replicator does not copy the entries int
 because this would change the positions of the messages.
 
 The replicator retries a failed repair with growing pauses. The under-replication record holds the
-reason.
+reason. The replicator stores each finished step at once, so that no retry repeats it: it names the
+new member in the metadata, or removes the bad copies that it has written again from the record. If
+the record has grown meanwhile, a fault may be a new one. Then the record stays as it is, and the
+next repair writes these copies again. A step that failed begins again at its first entry.
 """
 
 from __future__ import annotations
@@ -212,11 +215,14 @@ class Replicator:
         After the loss of the lock, the replicator names no further member in the metadata. The new
         copy may be gone: the metadata does not name its bookie yet, so this bookie may take the
         lock and delete the copy.
+
+        The replicator leaves the record alone then, too. Another replicator may have deleted it,
+        and a later record begins with the same version.
         """
         record = await self._under_replication.get(ledger)
         if record is None:
             return
-        done: set[Rewrite] = set()
+        done: set[Rewrite] = set()  # the record still has them if it could not be changed
         failed: dict[Step, RepairError | LedgerError] = {}
         while True:
             if self._pause.paused:
@@ -235,18 +241,21 @@ class Replicator:
             else:
                 if isinstance(step, Rewrite):
                     done.add(step)
+                    if locked():
+                        left = record.faults.rewritten(step.member, step.first, step.last)
+                        record = await self._under_replication.replace(record, left) or record
         if metadata is not None and not failed and plan.unwritable:
             why_not = await self._maybe_recover(metadata, plan)
             if why_not is None:
                 self._wake.set()  # the ledger is closed now; the next pass does the rest
                 return
-            await self._note(record, why_not)
+            await self._note(record, why_not, locked)
             self._put_off(ledger, WRITTEN_RECHECK_S)
         elif failed:
-            await self._note(record, next(iter(failed.values())))
+            await self._note(record, next(iter(failed.values())), locked)
             self.counts.repairs_failed += 1
             self._put_off(ledger)
-        elif await self._under_replication.clear(record):
+        elif locked() and await self._under_replication.clear(record):
             log.info("ledger repaired", ledger=ledger, deleted=metadata is None)
             self.counts.ledgers_repaired += 1
             self._forget(ledger)
@@ -376,11 +385,16 @@ class Replicator:
 
     # -- postponed repairs -----------------------------------------------------------------------
 
-    async def _note(self, record: UnderReplicationRecord, error: RepairError | LedgerError) -> None:
+    async def _note(
+        self,
+        record: UnderReplicationRecord,
+        error: RepairError | LedgerError,
+        locked: Callable[[], bool],
+    ) -> None:
         """Store the reason in the record, unless the record has the same reason already."""
         log.warning("ledger not repaired", ledger=record.ledger, error=str(error))
         faults = record.faults.failed(str(error), self._clock.now_ms())
-        if faults.failure != record.faults.failure:
+        if faults.failure != record.faults.failure and locked():
             await self._under_replication.replace(record, faults)
 
     def _put_off(self, ledger: LedgerId, pause_s: float | None = None) -> None:

@@ -175,6 +175,30 @@ enter(
 )
 
 
+def _over_whatever_it_says(right: Any, fired: Fired) -> Any:
+    async def replace(self: Any, record: Any, faults: Any) -> Any:
+        now = await self.get(record.ledger)
+        if now is None:
+            return None
+        if now.version != record.version:
+            fired()
+        return await right(self, now, faults)
+
+    return replace
+
+
+enter(
+    Mutant(
+        name="bad copies that were written again are removed from a record that has grown",
+        breaks="T31: ranges added during the repair would be lost",
+        wrong={RECORDS + "replace": _over_whatever_it_says},
+        caught_by=frozenset({"T31"}),
+        scene=SCENARIOS["T31"],
+        seeds=30,
+    )
+)
+
+
 def _names_first(right: Any, fired: Fired) -> Any:
     async def _copy(self: Any, metadata: Any, seat: int, first: int, last: int, target: Any) -> int:
         segment = next(part for part in metadata.segments if part.first_entry == first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from time import process_time
 
@@ -36,15 +37,16 @@ copies = st.builds(
 )
 
 
+def entries(of: list[BadCopy] | tuple[BadCopy, ...]) -> set[tuple[str, int]]:
+    return {
+        (each.member.bookie, entry)
+        for each in of
+        for entry in range(each.first_entry, each.last_entry + 1)
+    }
+
+
 @given(st.lists(copies, max_size=30))
 def test_joined_ranges_have_the_same_entries(ranges: list[BadCopy]) -> None:
-    def entries(of: list[BadCopy] | tuple[BadCopy, ...]) -> set[tuple[str, int]]:
-        return {
-            (each.member.bookie, entry)
-            for each in of
-            for entry in range(each.first_entry, each.last_entry + 1)
-        }
-
     together = joined(ranges)
     assert entries(together) == entries(ranges)
     for before, after in pairwise(together):
@@ -81,6 +83,21 @@ def test_a_merged_record_has_all_members_and_ranges() -> None:
         5, frozenset({A, B}), (bad(B, 1, 2),), narrow=True, failure="why", failed_ms=9
     )
     assert both.merged(first) == both
+
+
+@given(st.lists(copies, max_size=30), copies)
+def test_rewritten_copies_are_removed_and_no_others(ranges: list[BadCopy], done: BadCopy) -> None:
+    before = UnderReplication(5, frozenset({B}), joined(ranges), narrow=True).failed("why", 9)
+    after = before.rewritten(done.member, done.first_entry, done.last_entry)
+    assert entries(after.bad) == entries(ranges) - entries([done])
+    assert after.bad == joined(after.bad)
+    assert replace(after, bad=before.bad) == before
+
+
+def test_a_range_is_not_split_beyond_the_limit() -> None:
+    full = UnderReplication(5, bad=tuple(bad(A, 10 * n, 10 * n + 4) for n in range(BAD_COPIES_MAX)))
+    assert full.rewritten(A, 12, 12) == full
+    assert full.rewritten(A, 10, 12).bad[1] == bad(A, 13, 14)
 
 
 def test_a_long_reason_is_shortened() -> None:

@@ -121,10 +121,7 @@ async def test_every_segment_and_an_empty_tail_get_their_members_back() -> None:
         # The ledger's writer had changed the ensemble and confirmed no later entry.
         tail = Segment(EntryId(10), (members[1], members[2], members[0]))
         before = replace(whole, segments=(*whole.segments, tail))
-        path = paths.ledger(whole.ledger)
-        stored = await nodes.store.get(path)
-        assert stored is not None
-        await nodes.store.put(path, encode_ledger(before), expected=stored.version)
+        await put_metadata(nodes, before)
         dead = nodes.bookie(members[1])
         await lose(nodes, dead)
         await records_of(nodes).add_lost(before.ledger, [dead.member])
@@ -345,6 +342,159 @@ async def test_bad_copies_are_written_again_where_they_were() -> None:
         assert set(lost) <= set(stored)
         assert all(entry % 4 in (2, 1, 0) for entry in stored)
         check_whole(nodes, before)
+
+
+async def open_again(nodes: BookieCluster, whole: LedgerMetadata) -> LedgerMetadata:
+    """Make a closed ledger of 20 entries an open one: entries 10 to 19 belong to its writer."""
+    first, *others = whole.segments[0].members
+    tail = Segment(EntryId(10), (*others, first))
+    segments = (*whole.segments, tail)
+    now_open = replace(
+        whole, state=LedgerState.OPEN, last_entry=None, length=None, segments=segments
+    )
+    await put_metadata(nodes, now_open)
+    return now_open
+
+
+async def put_metadata(nodes: BookieCluster, metadata: LedgerMetadata) -> None:
+    path = paths.ledger(metadata.ledger)
+    stored = await nodes.store.get(path)
+    assert stored is not None
+    await nodes.store.put(path, encode_ledger(metadata), expected=stored.version)
+
+
+def count_copies(bookie: FakeBookie) -> list[int]:
+    """Return a list that collects the entries that the bookie receives as copies."""
+    received: list[int] = []
+
+    def on_add(add: Add) -> None:
+        if add.flags & COPY:
+            received.append(add.entry)
+
+    bookie.judge_add = on_add
+    return received
+
+
+async def bad_of(nodes: BookieCluster, ledger: LedgerId) -> list[tuple[int, int]]:
+    record = await records_of(nodes).get(ledger)
+    assert record is not None
+    return [(bad.first_entry, bad.last_entry) for bad in record.faults.bad]
+
+
+async def test_bad_copies_beside_a_segment_being_written_are_written_once() -> None:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
+        whole = await written(ledgers, 20)
+        before = await open_again(nodes, whole)
+        bookie = nodes.bookie(before.segments[0].members[0])
+        stored = bookie.ledgers[before.ledger].entries
+        for entry in range(15):
+            del stored[entry]
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 14)
+        received = count_copies(bookie)
+        async with replicating(nodes) as replicator:
+            await noted(nodes, before.ledger, "waits for its writer")
+            await asyncio.sleep(100)
+            assert received == list(range(10))
+            assert await bad_of(nodes, before.ledger) == [(10, 14)]
+            assert replicator.counts.ledgers_repaired == 0
+        async with replicating(
+            nodes, seed=8
+        ):  # the replicator of another process, or after a restart
+            await asyncio.sleep(100)
+            assert received == list(range(10))
+            closed = replace(whole, segments=before.segments)
+            await put_metadata(nodes, closed)
+            await repaired(nodes, before.ledger)
+        assert received == list(range(15))
+        check_whole(nodes, closed)
+
+
+async def test_bad_copies_beside_a_lost_member_without_a_target_are_written_once() -> None:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        dead, bookie, _ = (nodes.bookie(member) for member in before.segments[0].members)
+        for entry in range(10):
+            del bookie.ledgers[before.ledger].entries[entry]
+        await lose(nodes, dead)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 9)
+        received = count_copies(bookie)
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: replicator.counts.repairs_failed >= 5, deadline_s=300)
+            assert received == list(range(10))
+            await nodes.add_bookie()
+            await repaired(nodes, before.ledger)
+            assert received == list(range(10))
+            assert replicator.counts.ledgers_repaired == 1
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
+
+
+async def test_copies_that_a_bookie_did_not_store_stay_recorded() -> None:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        before = await open_again(nodes, await written(ledgers, 20))
+        bookie = nodes.bookie(before.segments[0].members[0])
+        bookie.judge_add = refuse(BookieCode.OVERLOADED)
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 12)
+        async with replicating(nodes):
+            await noted(nodes, before.ledger, "did not store copies")
+            await asyncio.sleep(20)
+            assert await bad_of(nodes, before.ledger) == [(0, 12)]
+            bookie.judge_add = lambda _: None
+            await noted(nodes, before.ledger, "waits for its writer")
+            assert await bad_of(nodes, before.ledger) == [(10, 12)]
+
+
+async def test_t31_a_copy_found_bad_again_while_copies_are_written_is_written_again() -> None:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        before = await open_again(nodes, await written(ledgers, 20))
+        bookie = nodes.bookie(before.segments[0].members[0])
+        stored = bookie.ledgers[before.ledger].entries
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 4)
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 15, 15)
+        received = count_copies(bookie)
+        bookie.may_ack.clear()
+        async with replicating(nodes):
+            await wait_until(lambda: received == list(range(5)))
+            del stored[3]
+            await records_of(nodes).add_bad(before.ledger, bookie.member, 3, 6)
+            bookie.may_ack.set()
+            await asyncio.sleep(60)
+            assert received == [*range(5), *range(7)]
+            assert await bad_of(nodes, before.ledger) == [(15, 15)]
+        assert 3 in stored
+
+
+@pytest.mark.parametrize("how", ["the copies are stored", "the bookie dies"])
+async def test_t26_a_replicator_that_lost_its_lock_leaves_the_next_record_alone(
+    how: str,
+) -> None:
+    """The next record of the ledger begins with version 0, too."""
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        bookie = nodes.bookie(before.segments[0].members[0])
+        records = records_of(nodes)
+        await records.add_bad(before.ledger, bookie.member, 0, 4)
+        received = count_copies(bookie)
+        bookie.may_ack.clear()
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: received == list(range(5)))
+            store = replicator._store
+            store.expire()  # type: ignore[attr-defined]
+            store.reconnect()  # type: ignore[attr-defined]
+            assert await records.lock(before.ledger, "another replicator")
+            record = await records.get(before.ledger)
+            assert record is not None
+            assert await records.clear(record)
+            await records.add_bad(before.ledger, bookie.member, 2, 3)
+            if how == "the bookie dies":
+                bookie.kill()
+                bookie.restart()
+            bookie.may_ack.set()
+            await asyncio.sleep(60)
+            assert await bad_of(nodes, before.ledger) == [(2, 3)]
+            await records.unlock(before.ledger, "another replicator")
+            await repaired(nodes, before.ledger)
+            assert received == [*range(5), 2, 3]
 
 
 async def narrow_ledger(nodes: BookieCluster) -> LedgerMetadata:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from magnetar.client.ids import Key
     from magnetar.client.policies import RedeliveryBackoff
 
+    _Time = tuple[float, int, Key]  # when the entry is due, the number of its `add`, the entry
+
 REDELIVERY_TICK_S: Final = 0.1
 """Seconds. The client requests entries that are due within half of this time together with the
 first one. Delays are seconds or minutes, so the difference does not matter. A thousand single
@@ -24,16 +26,16 @@ REDELIVERY_IDS_MAX: Final = 10_000
 """Entries in one command. At up to 24 bytes each, they fit into a command's limit of 256 KiB."""
 
 STALE_TIMES_MAX: Final = 1000
-"""The heap also holds due times of discarded entries: at most the number of waiting entries plus
-this number."""
+"""The heap also holds due times that discarded entries had, and that entries had before they were
+added again: at most the number of waiting entries plus this number."""
 
 
 class Redeliveries:
     """A machine: entries in, due entries out.
 
     1. Every entry that was added is still waiting, was discarded, or was returned as due.
-    2. The heap holds the time of every waiting entry. After `add` it holds at most as many stale
-       times as entries, and STALE_TIMES_MAX more.
+    2. The heap holds the time of every waiting entry. The number of stale times in it exceeds the
+       number of waiting entries by at most STALE_TIMES_MAX.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Redeliveries:
         self._delay_s = delay_s
         self._backoff = backoff
         self._period_s = period_s
-        self._due_at: dict[Key, float] = {}
         # A heap. The number keeps entries that are due at the same time in their order.
-        self._times: list[tuple[float, int, Key]] = []
+        self._times: list[_Time] = []
+        # The item of each waiting entry in the heap. All other items are stale.
+        self._waiting: dict[Key, _Time] = {}
         self._added = 0
 
     def add(self, key: Key, now: float, redelivery_count: int = 0) -> None:
@@ -58,37 +61,39 @@ class Redeliveries:
             due_at += self._backoff.next(redelivery_count) / 1000
         if self._period_s:
             due_at = ceil(due_at / self._period_s) * self._period_s
-        self._due_at[key] = due_at
         self._added += 1
-        heappush(self._times, (due_at, self._added, key))
-        if len(self._times) > 2 * len(self._due_at) + STALE_TIMES_MAX:
-            self._times = [one for one in self._times if self._due_at.get(one[2]) == one[0]]
-            heapify(self._times)
+        time = (due_at, self._added, key)
+        self._waiting[key] = time
+        heappush(self._times, time)
+        self._maybe_compact()
 
     def discard(self, keys: Iterable[Key]) -> None:
-        if self._due_at:
+        if self._waiting:
             for key in keys:
-                self._due_at.pop(key, None)
+                self._waiting.pop(key, None)
+            self._maybe_compact()
 
     def discard_through(self, key: Key) -> None:
         """Discard `key` and all keys before it."""
-        for known in [known for known in self._due_at if known <= key]:
-            del self._due_at[known]
+        for known in [known for known in self._waiting if known <= key]:
+            del self._waiting[known]
+        self._maybe_compact()
 
     def clear(self) -> None:
-        self._due_at.clear()
+        self._waiting.clear()
         self._times.clear()
 
     def due(self, now: float) -> list[Key]:
         """Return and remove the entries that are due."""
         keys: list[Key] = []
-        too_many = len(self._due_at) - REDELIVERIES_MAX
+        too_many = len(self._waiting) - REDELIVERIES_MAX
         while (due_at := self._first()) is not None:
             if due_at > now + REDELIVERY_TICK_S / 2 and len(keys) >= too_many:
                 break
             _, _, key = heappop(self._times)
-            del self._due_at[key]
+            del self._waiting[key]
             keys.append(key)
+        self._maybe_compact()
         return keys
 
     def timer_at(self) -> float | None:
@@ -96,23 +101,31 @@ class Redeliveries:
         due_at = self._first()
         if due_at is None:
             return None
-        return 0.0 if len(self._due_at) > REDELIVERIES_MAX else due_at
+        return 0.0 if len(self._waiting) > REDELIVERIES_MAX else due_at
 
     @property
     def stale_times(self) -> int:
         """Times in the heap that belong to no waiting entry."""
-        return len(self._times) - len(self._due_at)
+        return len(self._times) - len(self._waiting)
 
     def check(self) -> None:
-        live = {(at, key) for key, at in self._due_at.items()}
-        assert live <= {(at, key) for at, _, key in self._times}
+        assert all(key == time[2] for key, time in self._waiting.items())
+        assert set(self._waiting.values()) <= set(self._times)
+        assert len(set(self._times)) == len(self._times)
+        assert self.stale_times <= len(self._waiting) + STALE_TIMES_MAX
+
+    def _maybe_compact(self) -> None:
+        """Drop the stale times if they are too many. The cost is a constant for each of them."""
+        if self.stale_times > len(self._waiting) + STALE_TIMES_MAX:
+            self._times = list(self._waiting.values())
+            heapify(self._times)
 
     def _first(self) -> float | None:
         """Return the first due time after the stale times in front of it are dropped."""
         times = self._times
         while times:
             due_at, _, key = times[0]
-            if self._due_at.get(key) == due_at:
+            if self._waiting.get(key) is times[0]:
                 return due_at
             heappop(times)
         return None

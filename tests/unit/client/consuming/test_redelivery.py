@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,5 +82,38 @@ def test_times_of_discarded_entries_do_not_accumulate() -> None:
     for number in range(10_000):
         machine.add((1, number), float(number))
         machine.discard([(1, number)])
-        assert machine.stale_times <= STALE_TIMES_MAX + 2
+        assert machine.stale_times <= STALE_TIMES_MAX
     machine.check()
+
+
+def test_times_of_entries_added_again_with_the_same_due_time_do_not_accumulate() -> None:
+    """The messages of one batch, received one by one within a tick, all add the same entry."""
+    machine = Redeliveries(10.0, period_s=1.0)
+    for number in range(3 * STALE_TIMES_MAX):
+        if number == STALE_TIMES_MAX:
+            machine.discard([(1, 1)])
+        machine.add((1, 1), 5.5)
+        assert machine.stale_times <= STALE_TIMES_MAX + 1
+    machine.check()
+    assert machine.due(16.0) == [(1, 1)]
+    assert machine.due(16.0) == []
+
+
+@pytest.mark.parametrize("way", ["discard", "through", "due"])
+def test_stale_times_are_dropped_when_few_entries_are_left(way: str) -> None:
+    machine = Redeliveries(0.0, backoff=MultiplierRedeliveryBackoff(1000, 60_000, 2))
+    keys = [(1, number) for number in range(2 * STALE_TIMES_MAX)]
+    for redelivery_count in (5, 0):  # the first times, which are later, become stale
+        for key in keys:
+            machine.add(key, 0.0, redelivery_count)
+    machine.add((2, 0), 0.0, 3)
+    assert machine.stale_times == len(keys)
+    match way:
+        case "discard":
+            machine.discard(keys)
+        case "through":
+            machine.discard_through(keys[-1])
+        case _:
+            assert machine.due(1.0) == keys
+    machine.check()
+    assert machine.timer_at() == 8.0

@@ -31,6 +31,8 @@ class ClusterChoice:
        and only to a cluster whose last probe succeeded.
     3. The client returns to the primary cluster after `switch_back_threshold` successful probes of
        it in a row.
+    4. `current` changes only with `move`, after the client has moved: a client can refuse a cluster
+       that answers, for example because its certificates cannot be read.
     """
 
     def __init__(self, failover: AutoClusterFailover) -> None:
@@ -42,8 +44,8 @@ class ClusterChoice:
         # Consecutive successes of the primary, while another cluster is current.
         self._primary_successes = 0
 
-    def on_probed(self, *, current: bool, primary: bool) -> bool:
-        """Take the results of one round. Returns True if the client should leave its cluster.
+    def on_probed(self, *, current: bool, primary: bool) -> list[int]:
+        """Take the results of one round. Returns the clusters to try, in order. Empty: stay.
 
         `current`, `primary`: True if the probe of that cluster succeeded. While the primary cluster
         is the current one, the machine ignores `primary`.
@@ -51,17 +53,14 @@ class ClusterChoice:
         self._failures = 0 if current else self._failures + 1
         if self.current != 0:
             self._primary_successes = self._primary_successes + 1 if primary else 0
-            if self._primary_successes >= self._switch_back_threshold:
-                self.move(0)
-                return False
-        return self._failures >= self._failover_threshold
-
-    def others(self) -> list[int]:
-        """Return the numbers of the clusters to try instead of the current one, in order."""
-        return [number for number in range(len(self.clusters)) if number != self.current]
+        if self._failures >= self._failover_threshold:
+            return [number for number in range(len(self.clusters)) if number != self.current]
+        if self._primary_successes >= self._switch_back_threshold:
+            return [0]
+        return []
 
     def move(self, number: int) -> None:
-        """Use another cluster."""
+        """The client has moved to this cluster."""
         self.current = number
         self._failures = self._primary_successes = 0
 
@@ -98,13 +97,11 @@ class ClusterWatch:
         while True:
             here = await self._answers(choice.clusters[choice.current])
             primary = here if choice.current == 0 else await self._answers(choice.clusters[0])
-            if choice.on_probed(current=here, primary=primary):
-                for number in choice.others():
-                    info = choice.clusters[number]
-                    if await self._answers(info) and self._use(info):
-                        choice.move(number)
-                        break
-            self._use(choice.clusters[choice.current])
+            for number in choice.on_probed(current=here, primary=primary):
+                info = choice.clusters[number]
+                if await self._answers(info) and self._use(info):
+                    choice.move(number)
+                    break
             await asyncio.sleep(failover.check_interval_ms / 1000)
 
     async def _follow(self, provider: ServiceInfoProvider) -> None:

@@ -12,7 +12,7 @@ from fakes.session_broker import UNASKED, FakeBrokers
 
 import magnetar
 from magnetar.client.asyncio import Client
-from magnetar.client.clusters import ClusterChoice
+from magnetar.client.clusters import ClusterChoice, ClusterWatch
 from magnetar.client.errors import InvalidConfiguration
 from magnetar.client.options import ClientOptions
 from magnetar.client.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
@@ -35,30 +35,37 @@ def choice(**options: int) -> ClusterChoice:
 
 def test_a_cluster_is_left_after_failures_in_a_row() -> None:
     one = choice(failover_threshold=2)
-    assert not one.on_probed(current=False, primary=False)
-    assert not one.on_probed(current=True, primary=True)
-    assert not one.on_probed(current=False, primary=False)
-    assert one.on_probed(current=False, primary=False)
-    assert one.others() == [1, 2]
+    assert one.on_probed(current=False, primary=False) == []
+    assert one.on_probed(current=True, primary=True) == []
+    assert one.on_probed(current=False, primary=False) == []
+    assert one.on_probed(current=False, primary=False) == [1, 2]
 
 
 def test_the_primary_is_taken_back_after_successes_in_a_row() -> None:
     one = choice(switch_back_threshold=2)
     one.move(1)
-    assert one.others() == [0, 2]
-    one.on_probed(current=True, primary=True)
-    one.on_probed(current=True, primary=False)
-    one.on_probed(current=True, primary=True)
-    assert one.current == 1
-    one.on_probed(current=True, primary=True)
-    assert one.current == 0
-    assert not one.on_probed(current=True, primary=True)
+    assert one.on_probed(current=True, primary=True) == []
+    assert one.on_probed(current=True, primary=False) == []
+    assert one.on_probed(current=True, primary=True) == []
+    assert one.on_probed(current=True, primary=True) == [0]
+    one.move(0)
+    assert one.on_probed(current=True, primary=True) == []
 
 
 def test_a_dead_secondary_is_left_too() -> None:
     one = choice()
     one.move(1)
-    assert one.on_probed(current=False, primary=False)
+    assert one.on_probed(current=False, primary=False) == [0, 2]
+
+
+def test_a_primary_that_refuses_the_return_does_not_hide_a_dead_secondary() -> None:
+    one = choice(failover_threshold=2)
+    one.move(1)
+    assert one.on_probed(current=True, primary=True) == [0]  # no `move`: the client refused it
+    assert one.current == 1
+    assert one.on_probed(current=True, primary=True) == [0]
+    assert one.on_probed(current=False, primary=True) == [0]
+    assert one.on_probed(current=False, primary=True) == [0, 2]
 
 
 class Dialers:
@@ -285,6 +292,36 @@ async def test_a_secondary_cluster_that_cannot_be_used_is_passed_over(bad: str) 
             assert len(two.topic(TOPIC).entries) == 1
         finally:
             client.shutdown()
+
+
+async def test_a_client_that_cannot_return_to_its_primary_still_leaves_a_dead_secondary() -> None:
+    up = {A: False, B: True, C: True}
+    used: list[ServiceInfo] = []
+    readable = False
+
+    def move(info: ServiceInfo) -> None:
+        if info is INFOS[0] and not readable:
+            raise InvalidConfiguration("the certificates cannot be read")
+        used.append(info)
+
+    async def probe(url: str, _: float) -> bool:
+        return up[url]
+
+    failover = AutoClusterFailover(INFOS[0], INFOS[1:], check_interval_ms=1000)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(ClusterWatch(failover, move, probe, 1.0).run())
+        await asyncio.sleep(1.5)
+        assert used == [INFOS[1]]
+        up[A] = True
+        await asyncio.sleep(5)
+        assert used == [INFOS[1]]
+        up[B] = False
+        await asyncio.sleep(1)
+        assert used == INFOS[1:]
+        readable = True
+        await asyncio.sleep(1)
+        assert used == [*INFOS[1:], INFOS[0]]
+        task.cancel()
 
 
 @pytest.mark.real_loop

@@ -664,7 +664,7 @@ class PersistentTopic:
         self._require_open()
         through = await self.log.roll()
         target = self.log.chain.next_position(through)
-        for subscription in list(self.subscriptions.values()):
+        for subscription in self.all_subscriptions:
             if subscription.cursor.mark_delete < through:
                 await subscription.seek(target)
         self._require_open()
@@ -682,14 +682,14 @@ class PersistentTopic:
                 await self.log.terminate()
             finally:
                 self.admission.disconnect_all(CloseReason.TERMINATED)
-            for subscription in self.subscriptions.values():
+            for subscription in self.all_subscriptions:
                 subscription.tell_end()
         assert self.log.terminated is not None
         return self.log.terminated
 
     def _on_head_dropped(self) -> None:
         self.deduplication.snapshot()  # a recovery cannot read the dropped entries' sequence ids
-        for subscription in self.subscriptions.values():
+        for subscription in self.all_subscriptions:
             subscription.cursor.on_head_dropped()
             if self.log.terminated is not None:
                 subscription.tell_end()

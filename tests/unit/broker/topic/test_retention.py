@@ -137,6 +137,31 @@ async def test_a_reader_in_trimmed_ledgers_continues_with_the_first_kept_entry()
         assert subscription.cursor.backlog_entries == 2
 
 
+async def test_a_reader_with_the_name_of_a_durable_subscription_forgets_dropped_entries() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
+        positions = await it.publish(*TEXTS)
+        reader, session = await it.subscribe("s", durable=False, start=EARLIEST, permits=2)
+        await wait_until(lambda: len(session.entries) == 2)
+        reader.acknowledge([positions[1]])
+        await it.topic.subscriptions["s"].skip_all()
+        it.policies.set(retention=Retention(0, 0))
+        await wait_until(lambda: it.topic.log.first == positions[10])
+        cursor = it.topic.hidden_subscriptions["s"].cursor
+        assert cursor.backlog_entries == 2
+
+
+async def test_truncate_moves_a_reader_with_the_name_of_a_durable_subscription() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
+        positions = await it.publish(*TEXTS)
+        _, session = await it.subscribe("s", durable=False, start=EARLIEST)
+        hidden = it.topic.hidden_subscriptions["s"]
+        await it.topic.truncate()
+        assert session.reason is not None, "the reader reconnects"
+        assert hidden.cursor.mark_delete >= positions[-1]
+
+
 async def test_truncate_drops_all_messages_published_before_it() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:

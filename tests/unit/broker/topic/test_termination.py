@@ -95,6 +95,15 @@ async def test_consumers_learn_of_the_end_once_all_is_acknowledged(kind: Subscri
         assert session.ends == 0
 
 
+async def test_a_reader_with_the_name_of_a_durable_subscription_learns_of_the_end() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
+        reader, session = await it.subscribe("s", durable=False, start=EARLIEST)
+        reader.acknowledge(await it.publish("a"))
+        await it.topic.terminate()
+        assert session.ends == 1
+
+
 async def test_a_consumer_that_subscribes_after_the_end_is_notified() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:

@@ -293,25 +293,28 @@ async def _figures_of(topic: ServedTopic, now: float, slices: _Slices) -> _Figur
         return await _live_figures_of(topic, now, slices)
     assert isinstance(topic, PersistentTopic)
     subscriptions: list[tuple[str, tuple[float, ...]]] = []
+    every: list[tuple[float, ...]] = []  # also those that share the name of a durable subscription
     consumers = backlog_bytes = 0
-    for name, each in topic.subscriptions.items():
-        await slices.maybe_yield()
-        subscriptions.append((name, _gauges_of(each, now)))
-        consumers += len(each.consumers)
+    named = topic.subscriptions
     for each in topic.all_subscriptions:
         await slices.maybe_yield()
+        figures = _gauges_of(each, now)
+        every.append(figures)
+        if named.get(each.name) is each:
+            subscriptions.append((each.name, figures))
+        consumers += len(each.consumers)
         backlog_bytes = max(backlog_bytes, each.cursor.backlog_bytes)
     rates_in = topic.published.rates(now)
     gauges = (
-        len(subscriptions),
+        len(every),
         len(topic.producers),
         consumers,
         rates_in.messages,
-        sum([gauges[2] for _, gauges in subscriptions]),
+        sum([gauges[2] for gauges in every]),
         rates_in.bytes,
-        sum([gauges[3] for _, gauges in subscriptions]),
+        sum([gauges[3] for gauges in every]),
         topic.log.stored_bytes,
-        sum([gauges[0] for _, gauges in subscriptions]),
+        sum([gauges[0] for gauges in every]),
         backlog_bytes,
     )
     return _Figures(

@@ -106,6 +106,16 @@ async def test_a_topic_has_pulsars_metrics() -> None:
         assert value("pulsar_broker_publish_latency_bucket", {**cluster, "le": "+Inf"}) == 3
 
 
+async def test_a_topic_counts_a_reader_with_the_name_of_a_durable_subscription() -> None:
+    async with scene() as it:
+        await it.client.subscribe("t", "s", consumer_id=2, durable=False)
+        value = (await it.registry()).get_sample_value
+        assert value("pulsar_consumers_count", TOPIC) == 2
+        assert value("pulsar_subscriptions_count", TOPIC) == 2
+        assert value("pulsar_msg_backlog", TOPIC) == 6
+        assert value("pulsar_subscription_back_log", {**TOPIC, "subscription": "s"}) == 3
+
+
 async def test_delivered_messages_never_count_down() -> None:
     async with scene() as it:
         topic = await it.broker.broker.topic(TopicName.parse("t"))

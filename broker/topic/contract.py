@@ -59,7 +59,7 @@ class CloseReason(Enum):
     it again."""
 
     UNLOADED = "the topic is not served here any more"
-    TOPIC_FAILED = "the topic failed; send messages without a receipt again"
+    TOPIC_FAILED = "the topic failed"
     ANSWERS_WAITING = "too many refused or duplicate messages wait for the outcome of earlier ones"
     SEEK = "a seek moved the subscription"
     FENCED = "another producer has exclusive access now"

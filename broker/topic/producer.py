@@ -223,9 +223,9 @@ class ProducerHandle:
         return progressed
 
     def evict(self, reason: CloseReason) -> None:
-        """Close the producer and tell its client the reason."""
+        """Close the producer, remove it from the topic, and tell its client the reason."""
         if self.state is not ProducerState.CLOSED:
-            self._end()
+            self.close_nowait()
             self.events.closed(reason)
 
     def on_appended(self, parts: Sequence[Appended]) -> None:
@@ -338,7 +338,6 @@ class ProducerHandle:
             self._answer(decided)
         elif self._order.waiting > ANSWERS_WAITING_MAX:
             self.evict(CloseReason.ANSWERS_WAITING)
-            self._leave(self)
 
     def _answer(self, decided: Decided) -> None:
         sends, answer = decided.publish.sends, decided.answer

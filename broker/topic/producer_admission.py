@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import Log
     from magnetar.broker.policies.source import PolicySource
     from magnetar.broker.topic.contract import ProducerEvents, ProducerRequest
+    from magnetar.broker.topic.disconnector import Disconnector
     from magnetar.broker.topic.pipeline import Pipeline
 
 EPOCH_PROPERTY: Final = "topic-epoch"
@@ -66,6 +67,7 @@ class ProducerAdmission:
     """The producers of one topic."""
 
     __slots__ = (
+        "_disconnector",
         "_exceeds_rate",
         "_last_sequence_id",
         "_log",
@@ -96,6 +98,7 @@ class ProducerAdmission:
         exceeds_rate: Callable[[], bool],
         last_sequence_id: Callable[[str], int],
         spawn: Callable[[Coroutine[None, None, None]], object],
+        disconnector: Disconnector,
     ) -> None:
         self.connected: dict[str, ProducerHandle] = {}
         self.waiting: dict[str, ProducerHandle] = {}  # the waiting producers in FIFO order
@@ -111,6 +114,7 @@ class ProducerAdmission:
         self._exceeds_rate = exceeds_rate
         self._last_sequence_id = last_sequence_id
         self._spawn = spawn
+        self._disconnector = disconnector
 
     @property
     def epoch(self) -> int:
@@ -124,17 +128,17 @@ class ProducerAdmission:
             self._log.require_capacity()
             self._require_epoch(request)
             if request.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-                self._fence_all(request.name)
+                await self._fence_all(request.name)
                 break
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
                 break
             if not self._succeeds(request, in_the_way) and await in_the_way.events.probe():
+                self._require_open()
                 if self._may_wait(request, in_the_way):
                     return self._enqueue(request, events)
                 raise self._refusal(request, in_the_way)
-            if self._is_here(in_the_way):
-                self._evict(in_the_way, CloseReason.REPLACED)
+            in_the_way.evict(CloseReason.REPLACED)
         self._require_room(request)
         handle = self._new_producer(request, events, self.connected)
         if handle.exclusive:
@@ -145,23 +149,18 @@ class ProducerAdmission:
                 raise
         return handle
 
-    @property
-    def producers(self) -> list[ProducerHandle]:
-        """All producers. The waiting ones are first: a caller that disconnects all of them, one by
-        one, must not promote a waiting one."""
+    def stop(self) -> list[ProducerHandle]:
+        """Drop all later publishes of all producers, and those that they hold. Returns the
+        producers, which the caller must evict. The waiting ones are first, so that the topic
+        promotes none of them."""
+        for handle in self.connected.values():
+            handle.stop_taking()
+        self.holding.clear()
         return [*self.waiting.values(), *self.connected.values()]
 
-    def disconnect(self, handle: ProducerHandle, reason: CloseReason) -> None:
-        """Close the producer and tell its client the reason, unless the producer has left."""
-        if self._is_here(handle):
-            self._evict(handle, reason)
-
     def disconnect_all(self, reason: CloseReason) -> None:
-        handles = [*self.connected.values(), *self.waiting.values()]
-        self.connected.clear()
-        self.waiting.clear()
-        for handle in handles:
-            handle.evict(reason)
+        """Stop all producers, and begin to disconnect them."""
+        self._disconnector.start(self.stop(), lambda handle: handle.evict(reason))
 
     def resume(self, now: float) -> None:
         """Let the producers that hold publishes continue: an outcome is known, or a gate is
@@ -206,7 +205,7 @@ class ProducerAdmission:
         if other.request.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING and request.epoch > 0:
             why = f"{other.name!r} has fenced the producers before it"
             return ProducerFenced(self._topic, request.name, why)
-        what = "is exclusive" if other.exclusive else "waits for exclusive access"
+        what = "waits for exclusive access" if other.is_waiting else "is exclusive"
         return ProducerBusy(self._topic, request.name, f"{other.name!r} {what}")
 
     def _require_epoch(self, request: ProducerRequest) -> None:
@@ -227,18 +226,20 @@ class ProducerAdmission:
             why = f"the topic has {limit} producers, as many as max_producers_per_topic allows"
             raise ProducerBusy(self._topic, request.name, why)
 
-    def _fence_all(self, by: str) -> None:
-        """The producer named `by` fences all other producers."""
-        waiting, self.waiting = list(self.waiting.values()), {}
-        for handle in waiting:
-            self._refuse_waiting(handle, ProducerFenced(self._topic, handle.name, "it was fenced"))
-        for handle in list(self.connected.values()):
-            log.info("producer fenced", topic=self._topic, producer=handle.name, by=by)
-            self._evict(handle, CloseReason.FENCED)
+    async def _fence_all(self, by: str) -> None:
+        """The producer named `by` fences all other producers, also those that connect during the
+        call. Raises as `_require_open`."""
+        while self.waiting or self.connected:
+            await self._disconnector.run(self.stop(), lambda handle: self._fence(handle, by))
+            self._require_open()
 
-    def _evict(self, handle: ProducerHandle, reason: CloseReason) -> None:
-        handle.evict(reason)
-        self._on_left(handle)
+    def _fence(self, handle: ProducerHandle, by: str) -> None:
+        if self.waiting.get(handle.name) is handle:
+            self._refuse_waiting(handle, ProducerFenced(self._topic, handle.name, "it was fenced"))
+            self._on_left(handle)
+        elif self._is_here(handle):
+            log.info("producer fenced", topic=self._topic, producer=handle.name, by=by)
+            handle.evict(CloseReason.FENCED)
 
     def _is_here(self, handle: ProducerHandle) -> bool:
         """Returns True when the producer is connected or waits."""

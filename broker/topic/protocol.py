@@ -185,12 +185,12 @@ class Topic(ServedTopic, Protocol):
         """The reasons why a subscription delivers nothing now. Raises SubscriptionNotFound."""
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Disconnect all clients, and admit no more. Returns the keys of the clients for the
-        tombstone (`client_key`). Raises TopicInUse (unless `force`), TopicClosing."""
+        """Begin to disconnect all clients, and admit no more. Returns the keys of the clients for
+        the tombstone (`client_key`). Raises TopicInUse (unless `force`), TopicClosing."""
 
     async def wait_released(self) -> None:
-        """Return when no running work delays the deletion any more. Call it after
-        `begin_deletion`."""
+        """Return when all clients are disconnected, and no running work delays the deletion. Call
+        it after `begin_deletion`."""
 
     @property
     def idle_since(self) -> float | None:

@@ -36,6 +36,7 @@ from magnetar.broker.errors import (
     LogUnavailable,
     NotAllowed,
     SubscriptionFenced,
+    TopicClosing,
 )
 from magnetar.broker.guard import Guard
 from magnetar.broker.key_shared_settings import KeySharedSettings
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.losses import LostRange
     from magnetar.broker.topic.contract import ConsumerEvents, SubscribeRequest
+    from magnetar.broker.topic.disconnector import Disconnector
     from magnetar.broker.topic.read_loop import Spawn
     from magnetar.runtime.turns import Turns
 
@@ -117,6 +119,7 @@ class Subscription:
         "_activity",
         "_asker",
         "_cursors",
+        "_disconnector",
         "_dispatcher",
         "_dispatchers",
         "_expired",
@@ -162,6 +165,7 @@ class Subscription:
         limits: Limits,
         rate: DispatchRate | None = None,
         spawn: Spawn,
+        disconnector: Disconnector,
         abandoned: Callable[[Subscription], None],
         dispatchers: Mapping[SubscriptionType, MakeDispatcher] = DISPATCHERS,
         guard: Guard | None = None,
@@ -189,6 +193,7 @@ class Subscription:
         self.delays = delays or Delays(DelayPolicy(enabled=False), lambda _: 0)
         self._abandoned = abandoned
         self._spawn = spawn
+        self._disconnector = disconnector
         self._dispatchers = dispatchers
         self._partition = partition
         self._failover = failover
@@ -463,6 +468,7 @@ class Subscription:
         """
         self._begin_seek()
         try:
+            await self._disconnect_holders()
             remaining = 0
             if batch_index > 0 or ack_set:
                 target, remaining = await self._in_batch(target, batch_index, ack_set)
@@ -476,6 +482,7 @@ class Subscription:
         too."""
         self._begin_seek()
         try:
+            await self._disconnect_holders()
             await self.cursor.reset(
                 await self._log.search(lambda it: it.view.publish_time_ms >= publish_time_ms)
             )
@@ -540,20 +547,24 @@ class Subscription:
         self.state = SubscriptionState.DELETING
         self._asker = handle
         self._drop_dispatcher()
-        for other in others:
-            other.evict(CloseReason.UNSUBSCRIBED)
         # The deletion runs in a task of the topic. Otherwise a client that disconnects would cancel
         # the deletion. The outcome would then be unknown, and the broker would give up the topic.
         outcome: asyncio.Future[Exception | None] = self._loop.create_future()
-        task = self._spawn(self._delete(handle, outcome))
+        task = self._spawn(self._delete(handle, others, outcome))
         task.add_done_callback(lambda _: outcome.done() or outcome.cancel())
         await asyncio.wait({outcome})
+        if outcome.cancelled():
+            raise TopicClosing(self._topic)  # the task ended: the topic fails or the broker ends
         if (error := outcome.result()) is not None:
             raise error
 
     async def _delete(
-        self, handle: ConsumerHandle | None, outcome: asyncio.Future[Exception | None]
+        self,
+        handle: ConsumerHandle | None,
+        others: list[ConsumerHandle],
+        outcome: asyncio.Future[Exception | None],
     ) -> None:
+        await self._disconnector.run(others, lambda it: it.evict(CloseReason.UNSUBSCRIBED))
         try:
             await self._delete_cursor(handle)
             outcome.set_result(None)
@@ -924,14 +935,15 @@ class Subscription:
         return target, left if left != every else 0
 
     def _begin_seek(self) -> None:
-        """Close the consumers that may have entries: the seek would drop their acknowledgements
-        that arrive meanwhile. The standby consumers of a single-active type stay."""
         self._require_open()
         self.state = SubscriptionState.SEEKING
         self._drop_dispatcher()
-        for handle in list(self.consumers.values()):
-            if handle.active is not False:
-                handle.evict(CloseReason.SEEK)
+
+    async def _disconnect_holders(self) -> None:
+        """Close the consumers that may have entries: the seek would drop their acknowledgements
+        that arrive meanwhile. The standby consumers of a single-active type stay."""
+        holders = [it for it in self.consumers.values() if it.active is not False]
+        await self._disconnector.run(holders, lambda it: it.evict(CloseReason.SEEK))
 
     def _end_seek(self) -> None:
         if self.state is not SubscriptionState.SEEKING:

@@ -51,6 +51,7 @@ from magnetar.broker.topic.contract import (
 )
 from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig
 from magnetar.broker.topic.delayed_store import DelayedStore
+from magnetar.broker.topic.disconnector import Disconnector
 from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
 from magnetar.broker.topic.persistence import quorum_of
@@ -138,6 +139,7 @@ class PersistentTopic:
         "_creating",
         "_delay_policy",
         "_delay_stage",
+        "_disconnector",
         "_failover",
         "_holds",
         "_idle_since",
@@ -252,6 +254,7 @@ class PersistentTopic:
         self._creating = _NO_KEYS  # subscriptions that are being created
         self._text = text
         self.guard = Guard(text) if guard is None else guard(self._on_bug)
+        self._disconnector = Disconnector(self._turns, self._tasks, self.guard)
         self._in = Meter(now)
         self._chunks = Meter(now)
         self.deduplication = deduplication
@@ -286,14 +289,19 @@ class PersistentTopic:
             exceeds_rate=self._exceeds_rate,
             last_sequence_id=deduplication.last_sequence_id,
             spawn=self._spawn_call,
+            disconnector=self._disconnector,
         )
         self.quotas = BacklogQuotas(
-            log, policies, clock, self._list_subscriptions, self._disconnect_producers
+            log,
+            policies,
+            clock,
+            self._list_subscriptions,
+            partial(self.admission.disconnect_all, CloseReason.QUOTA),
         )
         self._removed_messages = 0  # delivered by deleted subscriptions
         self._removed_bytes = 0
-        self._holds = 0
-        self._released = Event()  # set when no `held` block is open
+        self._holds = 0  # the open `held` blocks and the disconnections in progress
+        self._released = Event()  # set when `_holds` becomes 0
         self._closed = Event()
         self.trimmer = Trimmer(log, cursors, policies, clock)
         log.on_head_dropped = self._on_head_dropped
@@ -337,9 +345,6 @@ class PersistentTopic:
 
     def _list_subscriptions(self) -> list[Subscription]:
         return self.all_subscriptions
-
-    def _disconnect_producers(self) -> None:
-        self.admission.disconnect_all(CloseReason.QUOTA)
 
     def _wake_at(self, due: float) -> None:
         """Resume the producers at the loop's time `due`, when the publish rate admits more."""
@@ -420,7 +425,7 @@ class PersistentTopic:
 
     def _fail(self, error: BrokerError) -> None:
         """Fail the topic and disconnect all clients: the outcome of the outstanding publishes is
-        unknown."""
+        unknown, so their producers get no more receipts."""
         if self.state is TopicState.CLOSED or self.state is TopicState.FAILED:
             return
         closing = self.state is TopicState.CLOSING
@@ -429,24 +434,26 @@ class PersistentTopic:
         _log.warning("topic failed", topic=str(self.name), error=str(error))
         if not closing:
             self.state = TopicState.FAILED
-        self._disconnect(CloseReason.TOPIC_FAILED, CloseReason.UNLOADED)
+        self.log.on_appended = _ignore
+        self._disconnect(CloseReason.TOPIC_FAILED)
         if not closing:
             self._on_failed(self, error)
 
-    def _disconnect(self, producers: CloseReason, consumers: CloseReason) -> None:
-        self.admission.disconnect_all(producers)
-        for subscription in self.all_subscriptions:
-            subscription.close(consumers)
+    def _disconnect(self, reason: CloseReason) -> None:
+        """Disconnect all clients of a topic that admits no more. `wait_released` waits for the last
+        one."""
+        task = self._disconnector.start(self._stopped_clients(), lambda it: it.evict(reason))
+        if task is not None:
+            self._holds += 1
+            task.add_done_callback(self._on_released)
 
-    async def _disconnect_in_slices(self, reason: CloseReason) -> None:
-        """Disconnect all clients of a closing topic, which admits no more. Several thousand clients
-        take several turns of the loop. Meanwhile the subscriptions deliver nothing, and refuse
-        acknowledgements as after the close."""
-        disconnect = self.admission.disconnect
-        clients = [partial(disconnect, handle, reason) for handle in self.admission.producers]
+    def _stopped_clients(self) -> list[ProducerHandle | ConsumerHandle]:
+        """Stop the work of all clients, and return the clients. Until their disconnection, the
+        topic drops their publishes, delivers nothing, and refuses acknowledgements."""
+        clients: list[ProducerHandle | ConsumerHandle] = [*self.admission.stop()]
         for subscription in self.all_subscriptions:
-            clients += [partial(handle.evict, reason) for handle in subscription.end()]
-        await self._turns.each(clients, lambda leave: leave(), slice_items=CLIENTS_PER_TURN)
+            clients += subscription.end()
+        return clients
 
     # ---- subscriptions ---------------------------------------------------------------------------
 
@@ -623,6 +630,7 @@ class PersistentTopic:
             rate=self._rate,
             spawn=self._spawn_call,
             guard=self.guard,
+            disconnector=self._disconnector,
             delays=Delays(
                 self._delay_policy,
                 self._wall_ms,
@@ -818,7 +826,7 @@ class PersistentTopic:
         return self._idle_since
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Disconnect all clients, and admit no more. Returns the names of the clients as a
+        """Begin to disconnect all clients, and admit no more. Returns the names of the clients as a
         tombstone stores them. Raises TopicInUse (unless `force`), TopicClosing."""
         self._require_open()
         consumers = [
@@ -830,7 +838,7 @@ class PersistentTopic:
             raise TopicInUse(str(self.name), len(self.producers), len(consumers))
         producers = [client_key("producer", name) for name in self.producers]
         self.state = TopicState.CLOSED  # a later failure of the log does not fail the topic
-        self._disconnect(CloseReason.DELETED, CloseReason.DELETED)
+        self._disconnect(CloseReason.DELETED)
         return frozenset((*producers, *consumers))
 
     @contextmanager
@@ -842,12 +850,16 @@ class PersistentTopic:
         try:
             yield
         finally:
-            self._holds -= 1
-            if self._holds == 0:
-                self._released.set()
+            self._on_released()
+
+    def _on_released(self, _: object = None) -> None:
+        self._holds -= 1
+        if self._holds == 0:
+            self._released.set()
 
     async def wait_released(self) -> None:
-        """Wait until no `held` block is open. Call it after `begin_deletion`."""
+        """Wait until no `held` block is open and all clients are disconnected. Call it after
+        `begin_deletion`."""
         while self._holds:
             self._released.clear()
             await self._released.wait()
@@ -874,15 +886,19 @@ class PersistentTopic:
             return
         failed = self.state is TopicState.FAILED
         self.state = TopicState.CLOSING
+
+        def evict(client: ProducerHandle | ConsumerHandle) -> None:
+            client.evict(reason)
+
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 if not failed:
-                    handles = list(self.producers.values())
-                    for handle in handles:
+                    producers = self.producers.values()
+                    for handle in producers:
                         handle.stop_taking()
-                    for handle in handles:
+                    for handle in [it for it in producers if it.outstanding]:
                         await handle.wait_drained()
-                await self._disconnect_in_slices(reason)
+                await self._disconnector.run(self._stopped_clients(), evict)
                 self.deduplication.snapshot()
                 await self.cursors.close()
                 with suppress(TimeoutError):
@@ -892,9 +908,9 @@ class PersistentTopic:
         except (TimeoutError, BrokerError) as error:
             # The next owner recovers the ledgers that are still open.
             _log.warning("topic not closed cleanly", topic=str(self.name), error=repr(error))
-            await self._disconnect_in_slices(reason)
+            await self._disconnector.run(self._stopped_clients(), evict)
         finally:
-            self._disconnect(reason, reason)  # the close was cancelled
+            self._disconnect(reason)  # the close was cancelled
             self.trimmer.end()
             self.cursors.abandon()
             self.delayed.abandon()
@@ -911,6 +927,10 @@ class PersistentTopic:
 
     def _time_stamp(self) -> str:
         return datetime.fromtimestamp(self._clock.now_ms() / 1_000, UTC).isoformat()
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _require_supported(request: SubscribeRequest) -> None:

@@ -26,7 +26,7 @@ async def test_the_topic_fails_and_all_clients_reconnect(work: str) -> None:
             world.ledgers.strays.add("create")
             consumer.acknowledge([position])
         await wait_until(lambda: it.failures != [], what="a failed topic")
-        assert session.reason is CloseReason.UNLOADED
+        assert session.reason is CloseReason.TOPIC_FAILED
 
 
 @pytest.mark.parametrize("again", [False, True])

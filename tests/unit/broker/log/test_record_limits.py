@@ -88,7 +88,7 @@ async def test_a_topic_with_the_maximum_of_ledgers_can_be_read_and_refuses_appen
             publish(handle, entry_of(str(number)), first=number)
         await wait_until(lambda: session.reason is not None, what="an end")
         assert session.receipted == list(range(last_takes))
-        assert consumer.reason is CloseReason.UNLOADED
+        assert consumer.reason is CloseReason.TOPIC_FAILED
         [error] = it.failures
         assert isinstance(error, TopicFull)
     async with opened_topic(world) as it:

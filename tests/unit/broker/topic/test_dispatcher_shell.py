@@ -19,12 +19,15 @@ from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import ConsumerBusy, NotAllowed
+from magnetar.broker.guard import Guard
 from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.contract import CloseReason, SubscribeRequest, SubscriptionType
+from magnetar.broker.topic.disconnector import Disconnector
 from magnetar.broker.topic.subscription import Subscription
 from magnetar.protos.entry import parse_entry
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_message
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -176,6 +179,7 @@ async def opened_shell() -> AsyncIterator[Shell]:
             it.topic.log,
             limits=Limits(),
             spawn=tasks.create_task,
+            disconnector=Disconnector(Turns(), tasks, Guard("t")),
             abandoned=lambda _: None,
             dispatchers={EXCLUSIVE: shell.make, SHARED: shell.make},
         )
@@ -435,6 +439,7 @@ async def test_a_seek_closes_only_the_active_consumer_of_a_single_active_type() 
         it.machine.actions = [Activate(one, True), Activate(two, False)]
         waiting.flow(5)
         it.subscription._begin_seek()
+        await it.subscription._disconnect_holders()
         waiting.flow(7)  # kept: the client does not grant these permits again
         it.subscription._end_seek()
         assert active.reason is CloseReason.SEEK

@@ -259,8 +259,9 @@ async def test_an_eviction_ends_the_waits_for_receipts() -> None:
         await settle()
         it.handle.evict(CloseReason.UNLOADED)
     assert it.session.reason is CloseReason.UNLOADED
+    assert it.left == [it.handle]
     it.handle.close_nowait()
-    assert it.left == []
+    assert it.left == [it.handle], "the producer left the topic twice"
 
 
 async def test_the_producer_has_room_while_the_log_has_room() -> None:

@@ -188,7 +188,7 @@ async def test_after_a_takeover_no_send_is_answered_and_all_clients_are_disconne
             await wait_until(lambda: old.topic.state is TopicState.FAILED)
             assert session.receipted == [0]
             assert session.reason is CloseReason.TOPIC_FAILED
-            assert consumer.reason is CloseReason.UNLOADED
+            assert consumer.reason is CloseReason.TOPIC_FAILED
             assert len(old.failures) == 1
             assert isinstance(old.failures[0], LogFenced)
             publish(producer, entry_of("ignored"), first=3)
@@ -215,7 +215,7 @@ async def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowled
         async with opened_topic(world) as new:
             handle.acknowledge(consumer.positions[1:])
             await wait_until(lambda: old.topic.state is TopicState.FAILED)
-            assert consumer.reason is CloseReason.UNLOADED
+            assert consumer.reason is CloseReason.TOPIC_FAILED
             _, consumer = await new.subscribe()
             await wait_until(lambda: consumer.texts == ["b"])
 

@@ -937,7 +937,8 @@ def _require_supported(request: SubscribeRequest) -> None:
     what = f"subscription type {request.type.title}"
     if request.type not in DISPATCHERS:
         raise NotAllowed(what, "it is not supported yet")
-    if request.read_compacted and request.type is SubscriptionType.SHARED:
+    one_reads = request.type in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+    if request.read_compacted and not one_reads:
         raise NotAllowed(what, "a compacted topic is read by one consumer")
     _require_free_name(request.subscription)
 

@@ -369,8 +369,9 @@ async def test_subscription_type_changes_after_all_consumers_left() -> None:
 
 async def test_unsupported_subscription_requests_are_not_allowed() -> None:
     async with opened_topic(ClusterState()) as it:
-        with pytest.raises(NotAllowed):
-            await it.subscribe(kind=SHARED, compacted=True)
+        for kind in (SHARED, SubscriptionType.KEY_SHARED):
+            with pytest.raises(NotAllowed, match="read by one consumer"):
+                await it.subscribe(kind=kind, compacted=True)
         with pytest.raises(NotAllowed):
             await it.subscribe("")
         assert it.topic.subscriptions == {}

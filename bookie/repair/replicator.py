@@ -250,7 +250,11 @@ class Replicator:
                 self._wake.set()  # the ledger is closed now; the next pass does the rest
                 return
             await self._note(record, why_not, locked)
-            self._put_off(ledger, WRITTEN_RECHECK_S)
+            if isinstance(why_not, StillWritten):
+                self._put_off(ledger, WRITTEN_RECHECK_S)
+            else:
+                self.counts.repairs_failed += 1
+                self._put_off(ledger)
         elif failed:
             await self._note(record, next(iter(failed.values())), locked)
             self.counts.repairs_failed += 1
@@ -355,9 +359,10 @@ class Replicator:
 
     async def _maybe_recover(
         self, metadata: LedgerMetadata, plan: RepairPlan
-    ) -> RepairError | LedgerError | None:
+    ) -> StillWritten | LedgerError | None:
         """Recover the ledger if its writer has had enough time. Returns None if the ledger was
-        recovered and is closed, otherwise the reason why not."""
+        recovered and is closed, StillWritten if it must wait, otherwise the error of the
+        recovery."""
         ledger, tail = metadata.ledger, metadata.last_segment
         listed = self._services.directory.listed
         seen = self._tails.get(ledger)

@@ -578,6 +578,25 @@ async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample() -> None:
             assert replicator.counts.ledgers_recovered == 1
 
 
+async def test_t30_a_recovery_that_fails_is_retried_with_growing_pauses() -> None:
+    async with bookie_cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        other = nodes.bookie(before.segments[0].members[1])
+        for each in nodes.bookies:
+            each.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 4 else None
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=60)) as replicator:
+            await asyncio.sleep(1800)
+            assert replicator.counts.repairs_failed == len(other.fences)
+            # Pauses of 20, 40, 80, 160 and then 300 s, each shortened to half at most.
+            assert 6 <= len(other.fences) <= 15
+            for each in nodes.bookies:
+                each.judge_read = lambda *_: None
+            await repaired(nodes, before.ledger, within_s=300)
+            assert replicator.counts.ledgers_recovered == 1
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
+
+
 async def test_a_ledger_keeps_its_writer_when_a_repair_could_not_help() -> None:
     async with bookie_cluster(3) as nodes:
         before, dead = await open_with_a_loss(nodes)

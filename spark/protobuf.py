@@ -22,7 +22,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
@@ -42,6 +42,8 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+
+from magnetar.protos.descriptors import pool_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,10 +74,7 @@ def parse_protobuf_schema(text: str) -> ProtobufType:
         files = base64.b64decode(definition["fileDescriptorSet"], validate=True)
         root = definition["rootMessageTypeName"]
         described = descriptor_pb2.FileDescriptorSet.FromString(files)
-        pool = descriptor_pool.DescriptorPool()
-        for file in described.file:
-            pool.Add(file)
-        descriptor = pool.FindMessageTypeByName(root)
+        descriptor = pool_of(described).FindMessageTypeByName(root)
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error, DecodeError) as error:
         raise InvalidProtobufSchema(
             "not a definition of Pulsar's registry (JSON with fileDescriptorSet and"

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.message import DecodeError
 
 from magnetar.client.schema.avro import AvroLibraryMissing, AvroSchema
 from magnetar.client.schema.key_value import decoder_of_parts, parts_of
 from magnetar.client.schema.schema import Schema, SchemaInfo, SchemaType
+from magnetar.protos.descriptors import pool_of
 
 Decode = Callable[[bytes], Any]
 
@@ -152,14 +153,13 @@ def _json(data: bytes, writer: SchemaInfo) -> GenericRecord:
 def _protobuf(writer: SchemaInfo) -> Decode:
     definition = json.loads(writer.data())
     try:
-        files = descriptor_pb2.FileDescriptorSet.FromString(
-            base64.b64decode(definition["fileDescriptorSet"])
+        pool = pool_of(
+            descriptor_pb2.FileDescriptorSet.FromString(
+                base64.b64decode(definition["fileDescriptorSet"])
+            )
         )
-    except DecodeError as error:
+    except (DecodeError, ValueError) as error:
         raise ValueError(f"no valid PROTOBUF_NATIVE schema: {error}") from None
-    pool = descriptor_pool.DescriptorPool()
-    for file in files.file:
-        pool.Add(file)
     root = message_factory.GetMessageClass(
         pool.FindMessageTypeByName(definition["rootMessageTypeName"])
     )

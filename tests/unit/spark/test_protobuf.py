@@ -113,6 +113,12 @@ def test_every_type_of_protobuf_becomes_a_value_of_spark() -> None:
     assert nothing["stops"] == nothing["delays"] == nothing["places"] == []
 
 
+def test_a_file_may_stand_before_the_files_that_it_imports() -> None:
+    """Apache's Java client writes the files of a definition in any order."""
+    kind = parse_protobuf_schema(definition("air.Flight", flight_file(), timestamp_file()))
+    assert kind.spark == FLIGHT.spark
+
+
 def test_a_number_without_a_name_in_its_enum_is_text() -> None:
     [value], _ = decoded(FLIGHT, FLIGHT.message(state=7).SerializeToString())  # type: ignore[call-arg]
     assert value["state"] == "7"
@@ -161,6 +167,14 @@ def _doubling(depth: int = 20) -> str:
     return definition("T0", file)
 
 
+def _cycle(length: int = 3000) -> list[descriptor_pb2.FileDescriptorProto]:
+    """Each file imports the next one, the last one imports the first one."""
+    return [
+        descriptor_pb2.FileDescriptorProto(name=str(number), dependency=[str(number + 1)])
+        for number in range(length - 1)
+    ] + [descriptor_pb2.FileDescriptorProto(name=str(length - 1), dependency=["0"])]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -170,7 +184,8 @@ def _doubling(depth: int = 20) -> str:
         ('{"fileDescriptorSet": "AAAA", "rootMessageTypeName": "a"}', "not a definition"),
         ('{"rootMessageTypeName": "a"}', "fileDescriptorSet"),
         (definition("air.Train", timestamp_file(), flight_file()), "air.Train"),
-        (definition("air.Flight", flight_file()), "not a definition"),
+        (definition("air.Flight", flight_file()), "'google/protobuf/timestamp.proto' is missing"),
+        (definition("a.A", *_cycle()), "imports itself"),
         (_recursive(), "'Node' contains itself"),
         (_doubling(), "more than 10000 fields"),
     ],

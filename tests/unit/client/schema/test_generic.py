@@ -5,11 +5,13 @@ The bytes of primitive values are those of Apache's Java client 4.0: `Schema.INT
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import UTC, date, datetime, time
 from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from magnetar.client.errors import InvalidConfiguration
 from magnetar.client.options import ProducerOptions
@@ -110,6 +112,19 @@ def test_records_are_mappings(schema: Any) -> None:
         found["other"]
 
 
+def file_of(name: str, *imports: str) -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(name=name, syntax="proto3", dependency=imports)
+    file.message_type.add(name="M")
+    return file
+
+
+def definition_of(root: str, *files: descriptor_pb2.FileDescriptorProto) -> str:
+    described = descriptor_pb2.FileDescriptorSet(file=files).SerializeToString()
+    return json.dumps(
+        {"fileDescriptorSet": base64.b64encode(described).decode(), "rootMessageTypeName": root}
+    )
+
+
 def test_protobuf_messages_are_mappings() -> None:
     schema = ProtobufNativeSchema(pb.CommandSubscribe)
     value = pb.CommandSubscribe(
@@ -130,6 +145,17 @@ def test_protobuf_messages_are_mappings() -> None:
     assert found.native_object().topic == "t"
     with pytest.raises(ValueError, match=r"is no magnetar\.pulsar\.CommandSubscribe"):
         decoded(schema.schema_info(), b"\xff")
+
+
+def test_a_protobuf_file_may_stand_before_the_files_that_it_imports() -> None:
+    """Apache's Java client writes the files of a definition in any order."""
+    imported = descriptor_pb2.FileDescriptorProto()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(imported)
+    file = file_of("m.proto", imported.name)
+    field = file.message_type[0].field.add(name="at", number=1, label=1, type=11)
+    field.type_name = ".google.protobuf.Timestamp"
+    info = SchemaInfo(SchemaType.PROTOBUF_NATIVE, "x", definition_of("M", file, imported))
+    assert decoded(info, b"\x0a\x02\x08\x05") == {"at": {"seconds": 5, "nanos": 0}}
 
 
 def test_avro_of_other_types_than_records_is_pythons() -> None:
@@ -154,6 +180,8 @@ def test_json_that_is_no_object_is_refused(payload: bytes) -> None:
         (SchemaType.PROTOBUF_NATIVE, '{"fileDescriptorSet": "/w==", "rootMessageTypeName": "x"}'),
         (SchemaType.PROTOBUF_NATIVE, '{"fileDescriptorSet": "", "rootMessageTypeName": "x"}'),
         (SchemaType.PROTOBUF_NATIVE, '{"fileDescriptorSet": 5, "rootMessageTypeName": "x"}'),
+        (SchemaType.PROTOBUF_NATIVE, definition_of("M", file_of("m.proto", "missing.proto"))),
+        (SchemaType.PROTOBUF_NATIVE, definition_of("M", file_of("m.proto", "m.proto"))),
         (SchemaType.PROTOBUF, '{"type": "string"}'),
         (SchemaType.NONE, ""),
     ],

@@ -242,12 +242,14 @@ def test_a_connection_may_rest_between_whole_requests() -> None:
             server = group.create_task(serve_http(app, listener, request_s=0.1))
             await settle()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(3):
-                assert (await ask(reader, writer)).startswith(b"200{")
-                loop.step(0.15)
-                await settle()
-            writer.close()
-            loop.go_on()
+            try:
+                for _ in range(3):
+                    assert (await ask(reader, writer)).startswith(b"200{")
+                    loop.step(0.15)
+                    await settle()
+            finally:
+                writer.close()
+                loop.go_on()  # the stop of the server takes time
             server.cancel()
 
     with asyncio.Runner(loop_factory=SteppedLoop) as runner:

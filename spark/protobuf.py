@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 FIELDS_MAX: Final = 10_000
 """The maximum number of fields of a definition. If several fields have the same message type, the
 fields of this type count again for each of them."""
+DEPTH_MAX: Final = 64
+"""The maximum depth of nested message types. Python cannot pickle the corresponding type of Spark
+at 150 levels, and Protobuf reads payloads of at most 100 levels."""
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
@@ -122,6 +125,8 @@ class _Types:
         if not descriptor.fields:
             raise InvalidProtobufSchema(f"the type {descriptor.full_name!r} has no fields")
         within = (*within, descriptor.full_name)
+        if len(within) > DEPTH_MAX:
+            raise InvalidProtobufSchema(f"types are nested deeper than {DEPTH_MAX}")
         struct = StructType()
         for field in descriptor.fields:
             self._fields += 1
@@ -133,6 +138,8 @@ class _Types:
     def _type_of(self, field: FieldDescriptor, within: tuple[str, ...]) -> DataType:
         if _is_map(field):
             parts = _message_of(field).fields_by_name
+            if set(parts.keys()) != {"key", "value"}:
+                raise InvalidProtobufSchema(f"the map {field.full_name!r} has no key or no value")
             of_value = self._single(parts["value"], within)
             return MapType(self._single(parts["key"], within), of_value)
         single = self._single(field, within)
@@ -141,12 +148,20 @@ class _Types:
     def _single(self, field: FieldDescriptor, within: tuple[str, ...]) -> DataType:
         if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
             if _message_of(field).full_name == TIMESTAMP:
+                parts = [(it.name, it.type, it.is_repeated) for it in _message_of(field).fields]
+                if parts != _TIMESTAMP_FIELDS:
+                    raise InvalidProtobufSchema(f"the fields of {TIMESTAMP} are not Protobuf's")
                 return TimestampType()
             return self.struct_of(_message_of(field), within)
         if field.type == FieldDescriptor.TYPE_BYTES:
             return BinaryType()
         return _SINGLE[field.cpp_type]
 
+
+_TIMESTAMP_FIELDS: Final = [
+    ("seconds", FieldDescriptor.TYPE_INT64, False),
+    ("nanos", FieldDescriptor.TYPE_INT32, False),
+]
 
 _SINGLE: Final[dict[int, DataType]] = {
     FieldDescriptor.CPPTYPE_BOOL: BooleanType(),

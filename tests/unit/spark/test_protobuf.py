@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -13,10 +14,12 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
 
 from magnetar.client.schema.protobuf import ProtobufNativeSchema
 from magnetar.protos import pulsar_pb2
 from magnetar.spark.protobuf import (
+    DEPTH_MAX,
     InvalidProtobufSchema,
     ProtobufType,
     parse_protobuf_schema,
@@ -167,6 +170,39 @@ def _doubling(depth: int = 20) -> str:
     return definition("T0", file)
 
 
+def _chain(depth: int) -> str:
+    """Each type has a list of the next one."""
+    file = descriptor_pb2.FileDescriptorProto(name="c.proto", syntax="proto3")
+    for number in range(1, depth):
+        kind = file.message_type.add(name=f"T{number}")
+        of = f".T{number + 1}"
+        kind.field.add(name="f", number=1, type=Field.TYPE_MESSAGE, label=3, type_name=of)
+    file.message_type.add(name=f"T{depth}").field.add(name="x", number=1, type=5, label=1)
+    return definition("T1", file)
+
+
+def test_types_of_the_maximum_depth_reach_the_tasks() -> None:
+    spark = parse_protobuf_schema(_chain(DEPTH_MAX)).spark
+    assert pickle.loads(pickle.dumps(spark)) == StructType.fromJson(json.loads(spark.json()))
+
+
+def _map_without_value() -> str:
+    file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto3")
+    outer = file.message_type.add(name="M")
+    entry = outer.nested_type.add(name="E")
+    entry.options.map_entry = True
+    for number, name in enumerate(("key", "other"), 1):
+        entry.field.add(name=name, number=number, type=Field.TYPE_STRING, label=1)
+    outer.field.add(name="f", number=1, type=Field.TYPE_MESSAGE, label=3, type_name=".M.E")
+    return definition("M", file)
+
+
+def _other_timestamp() -> str:
+    file = timestamp_file()
+    file.message_type[0].field[0].type = Field.TYPE_STRING
+    return definition("air.Flight", file, flight_file())
+
+
 def _cycle(length: int = 3000) -> list[descriptor_pb2.FileDescriptorProto]:
     """Each file imports the next one, the last one imports the first one."""
     return [
@@ -187,6 +223,10 @@ def _cycle(length: int = 3000) -> list[descriptor_pb2.FileDescriptorProto]:
         (definition("air.Flight", flight_file()), "'google/protobuf/timestamp.proto' is missing"),
         (definition("a.A", *_cycle()), "imports itself"),
         (_recursive(), "'Node' contains itself"),
+        (_chain(DEPTH_MAX + 1), f"deeper than {DEPTH_MAX}"),
+        (_chain(3000), f"deeper than {DEPTH_MAX}"),
+        (_map_without_value(), "'M.f' has no key or no value"),
+        (_other_timestamp(), "the fields of google.protobuf.Timestamp"),
         (_doubling(), "more than 10000 fields"),
     ],
 )

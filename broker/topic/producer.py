@@ -24,11 +24,12 @@ from magnetar.broker.topic.pipeline import Append, Decided, Duplicate, Gate, Hel
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.outstanding import Appended
     from magnetar.broker.topic.contract import ProducerEvents, ProducerRequest
+    from magnetar.broker.topic.holding import Holding
     from magnetar.broker.topic.pipeline import Pipeline
     from magnetar.protos.sends import SendRun
 
@@ -67,7 +68,7 @@ class ProducerHandle:
     """A session's handle of a producer. Made by `Topic.add_producer`.
 
     `holding` has the producers of the topic that hold publishes. Each producer adds and removes
-    itself. The topic calls `resume_all` when outcomes are known.
+    itself.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ProducerHandle:
         events: ProducerEvents,
         log: Log,
         pipeline: Pipeline,
-        holding: dict[ProducerHandle, None],
+        holding: Holding,
         *,
         connected_since: str,
         leave: Callable[[ProducerHandle], None],
@@ -204,8 +205,9 @@ class ProducerHandle:
             first = self._held[0]
             if isinstance(first, Held):
                 if not first.ready:
-                    if self._order.outstanding > outstanding:
-                        self._holding[self] = self._holding.pop(self)  # let the others go first
+                    for_rate = isinstance(first.until, Gate)
+                    appended = self._order.outstanding > outstanding  # let the others go first
+                    self._holding.add(self, for_rate=for_rate, last=appended)
                     if progressed:
                         self._count_held()
                     return progressed
@@ -216,7 +218,7 @@ class ProducerHandle:
                 self._carry_out([first], now)
             progressed = True
         self._count_held()
-        self._holding.pop(self, None)
+        self._holding.discard(self)
         self._released.set()
         if self.outstanding == 0:
             self._drained.set()
@@ -303,7 +305,7 @@ class ProducerHandle:
                 return
             if isinstance(each, Held):
                 self._held.extendleft(reversed(decided[place:]))
-                self._holding[self] = None
+                self._holding.add(self, for_rate=isinstance(each.until, Gate))
                 return
             if isinstance(each.answer, Append):
                 self._append(each.publish, now)
@@ -372,7 +374,7 @@ class ProducerHandle:
         _drop(self._held)
         self._held.clear()
         self._count_held()
-        self._holding.pop(self, None)
+        self._holding.discard(self)
         self._order.clear()
         self._released.set()
         self._drained.set()
@@ -383,13 +385,6 @@ def _drop(parts: Iterable[Decided | Held]) -> None:
     with the same name may wait for this outcome."""
     for each in parts:
         each.publish.on_outcome(each.publish.unknown)
-
-
-def resume_all(holding: Mapping[ProducerHandle, None], now: float) -> None:
-    """Continue the publishes whose outcomes are known now, and then the publishes that waited for
-    them."""
-    while any(handle.resume(now) for handle in tuple(holding)):
-        pass
 
 
 def _receipts_of(part: Appended) -> Iterable[tuple[int, int, int]]:

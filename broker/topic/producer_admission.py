@@ -22,7 +22,8 @@ from magnetar.broker.errors import (
     TopicClosing,
 )
 from magnetar.broker.topic.contract import AccessMode, CloseReason
-from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume_all
+from magnetar.broker.topic.holding import Holding
+from magnetar.broker.topic.producer import ProducerHandle, ProducerState
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.contract import ProducerEvents, ProducerRequest
     from magnetar.broker.topic.disconnector import Disconnector
     from magnetar.broker.topic.pipeline import Pipeline
+    from magnetar.runtime.turns import Turns
 
 EPOCH_PROPERTY: Final = "topic-epoch"
 """The property of the topic's record with the epoch of the last exclusive producer."""
@@ -69,6 +71,7 @@ class ProducerAdmission:
     __slots__ = (
         "_disconnector",
         "_exceeds_rate",
+        "_is_resuming",
         "_last_sequence_id",
         "_log",
         "_log_failed",
@@ -79,6 +82,7 @@ class ProducerAdmission:
         "_spawn",
         "_time_stamp",
         "_topic",
+        "_turns",
         "connected",
         "holding",
         "waiting",
@@ -99,10 +103,12 @@ class ProducerAdmission:
         last_sequence_id: Callable[[str], int],
         spawn: Callable[[Coroutine[None, None, None]], object],
         disconnector: Disconnector,
+        turns: Turns,
     ) -> None:
         self.connected: dict[str, ProducerHandle] = {}
         self.waiting: dict[str, ProducerHandle] = {}  # the waiting producers in FIFO order
-        self.holding: dict[ProducerHandle, None] = {}  # the producers that hold publishes
+        self.holding = Holding(exceeds_rate)
+        self._is_resuming = False  # True: a task continues what `resume` began
         self._topic = topic
         self._log = topic_log
         self._pipeline = pipeline
@@ -115,6 +121,7 @@ class ProducerAdmission:
         self._last_sequence_id = last_sequence_id
         self._spawn = spawn
         self._disconnector = disconnector
+        self._turns = turns
 
     @property
     def epoch(self) -> int:
@@ -165,8 +172,18 @@ class ProducerAdmission:
     def resume(self, now: float) -> None:
         """Let the producers that hold publishes continue: an outcome is known, or a gate is
         open."""
-        if self.holding:
-            resume_all(self.holding, now)
+        if self.holding and not self._is_resuming and self.holding.resume(now):
+            self._is_resuming = True
+            self._spawn(self._resume_rest())
+
+    async def _resume_rest(self) -> None:
+        more = True
+        try:
+            while more:
+                await self._turns.take()
+                more = self.holding.resume(asyncio.get_running_loop().time())
+        finally:
+            self._is_resuming = False
 
     # ---- conflicting producers -------------------------------------------------------------------
 
@@ -297,7 +314,7 @@ class ProducerAdmission:
             return
         assert self.connected[handle.name] is handle, "it has left already"
         del self.connected[handle.name]
-        resume_all(self.holding, asyncio.get_running_loop().time())
+        self.resume(asyncio.get_running_loop().time())
         if self.waiting and not self.connected:
             name, first = next(iter(self.waiting.items()))
             del self.waiting[name]

@@ -290,6 +290,7 @@ class PersistentTopic:
             last_sequence_id=deduplication.last_sequence_id,
             spawn=self._spawn_call,
             disconnector=self._disconnector,
+            turns=self._turns,
         )
         self.quotas = BacklogQuotas(
             log,

@@ -19,6 +19,7 @@ from magnetar.broker.log.outstanding import Appended, Outstanding
 from magnetar.broker.log.position import Position
 from magnetar.broker.topic.contract import ClientInfo, ProducerRequest
 from magnetar.broker.topic.duplicates import DuplicatesStage
+from magnetar.broker.topic.holding import Holding
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.pipeline import (
     AccessModeStage,
@@ -36,7 +37,7 @@ from magnetar.broker.topic.pipeline import (
     SizeStage,
     Wait,
 )
-from magnetar.broker.topic.producer import ProducerHandle, resume_all
+from magnetar.broker.topic.producer import ProducerHandle
 from magnetar.protos.compression import UNCOMPRESSED_FACTOR
 from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX, NO_CHECKSUM, Chunk
 from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry
@@ -116,7 +117,7 @@ class World:
         for stage in stages:
             if isinstance(stage, Scripted):
                 stage.sent = self.sent
-        self.holding: dict[ProducerHandle, None] = {}
+        self.holding = Holding()
         self.sessions: dict[str, FakeProducerSession] = {}
         self.handles: dict[str, ProducerHandle] = {}
         for name in names:
@@ -183,7 +184,8 @@ class World:
         self.resume()
 
     def resume(self) -> None:
-        resume_all(self.holding, 0.0)
+        assert not self.holding.resume(0.0)
+        self.holding.check()
 
 
 FATES = st.sampled_from(
@@ -227,7 +229,7 @@ def test_answers_come_in_send_order_whatever_the_stages_say(
             assert world.handles[name].outstanding == sent[name] - len(numbers)
     while world.outstanding.in_flight:
         world.confirm(3)
-    assert world.holding == {}
+    assert len(world.holding) == 0
     for name, session in world.sessions.items():
         assert [number for number, _ in session.answers] == list(range(sent[name]))
         for number, answer in session.answers:
@@ -308,7 +310,7 @@ def test_every_repeated_entry_gets_an_answer(
             stage.forget_idle()
     while world.outstanding.in_flight:
         world.confirm(8)
-    assert world.holding == {}
+    assert len(world.holding) == 0
     for name, session in world.sessions.items():
         assert [number for number, _ in session.answers] == sent[name]
         stored = [number for owner, number in world.appended if owner == name]

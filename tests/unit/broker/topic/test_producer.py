@@ -12,6 +12,7 @@ from magnetar.broker.errors import LogError, LogFenced
 from magnetar.broker.log.outstanding import Appended, Outstanding
 from magnetar.broker.log.position import Position
 from magnetar.broker.topic.contract import ClientInfo, CloseReason, ProducerRequest
+from magnetar.broker.topic.holding import Holding
 from magnetar.broker.topic.pipeline import Answer, Append, Pipeline, Publish, Refuse
 from magnetar.broker.topic.producer import ANSWERS_WAITING_MAX, ProducerHandle, ProducerState
 
@@ -89,7 +90,7 @@ class Setup:
             self.session,
             cast("Log", self.log),
             Pipeline([self.stage]),
-            {},
+            Holding(),
             connected_since="",
             leave=self.left.append,
             log_failed=self.errors.append,

@@ -92,7 +92,7 @@ class Looked(list[bytes]):
 
 
 async def test_a_closed_gate_scans_no_held_publishes() -> None:
-    """Each confirmed append checks every waiting producer."""
+    """A producer may be asked to continue at each confirmed append."""
     policies = SettablePolicies(publish_rate=Rate(1, 0, 100))
     async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
         now = asyncio.get_running_loop().time()

@@ -8,7 +8,14 @@ safe: no connection was made, the server is not a broker, or the request changes
 from __future__ import annotations
 
 import json
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import (
+    BadStatusLine,
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    IncompleteRead,
+)
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -52,7 +59,7 @@ class NoConnection(Exception):
 
 
 class NoAnswer(Exception):
-    """The request was sent, but no answer came: its outcome is unknown."""
+    """The request was sent, but no whole answer came: its outcome is unknown."""
 
 
 class NotABroker(Exception):
@@ -165,16 +172,36 @@ def _send(url: str, method: str, body: object) -> tuple[int, str, bytes]:
         except OSError as error:
             raise NoAnswer(f"{address} ended the connection without an answer") from error
         except HTTPException as error:
+            if _is_cut(error):
+                raise NoAnswer(_cut(address)) from error
             raise NotABroker(_strange(address)) from error
     finally:
         connection.close()
 
 
 def _bounded(reply: HTTPResponse, address: str) -> bytes:
+    """Return the body of an answer. Raises NoAnswer if the connection ended before the end of the
+    headers or of the body."""
     answer = reply.read(ANSWER_BYTES_MAX + 1)
     if len(answer) > ANSWER_BYTES_MAX:
         fail(f"the answer of {address} is larger than {ANSWER_BYTES_MAX} bytes")
+    # http.client counts `length` down to the end of the body. None: no length. It reports the end
+    # of the connection within the headers as their end, so that the length can be missing.
+    if reply.length or (reply.length is None and not reply.chunked and not answer):
+        raise NoAnswer(_cut(address))
     return answer
+
+
+def _is_cut(error: HTTPException) -> bool:
+    """Return whether the connection ended within the first line or within a chunk of the body."""
+    if isinstance(error, BadStatusLine):
+        line = str(error)
+        return "HTTP/".startswith(line[:5]) and not line.endswith("\n")
+    return isinstance(error, IncompleteRead)
+
+
+def _cut(address: str) -> str:
+    return f"{address} ended the connection within its answer"
 
 
 def _read(url: str, status: int, answer: bytes) -> Any:

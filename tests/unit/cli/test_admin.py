@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
@@ -14,6 +17,9 @@ from support import free_port
 
 from magnetar.cli.admin import parse_urls
 from magnetar.cli.subscriptions import EARLIEST, LATEST, parse_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 PREFIX = "/admin/v2/persistent/public/default"
 
@@ -148,6 +154,58 @@ def test_a_change_without_an_answer_is_not_repeated_at_the_next_broker() -> None
     assert code == 1
     assert "Whether the request was carried out is unknown" in errors
     assert second.asked == []
+
+
+BODY = b'{"reason": "why"}'
+WHOLE = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 17\r\n\r\n" + BODY
+CHUNKED = b"HTTP/1.1 500 -\r\ntransfer-encoding: chunked\r\n\r\n11\r\n" + BODY + b"\r\n0\r\n\r\n"
+
+
+@contextmanager
+def server_of(answers: Iterable[bytes]) -> Iterator[str]:
+    """A server that sends these answers, one on each connection, and then ends the connection."""
+
+    def serve() -> None:
+        for answer in answers:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("whole", "ends"),
+    [(WHOLE, range(len(WHOLE))), (CHUNKED, range(CHUNKED.index(BODY), len(CHUNKED) - 7))],
+    ids=["length", "chunked"],
+)
+def test_a_change_is_not_repeated_when_the_answer_ends_early(whole: bytes, ends: range) -> None:
+    with broker() as second, server_of(whole[:end] for end in ends) as first:
+        second.answer(f"{PREFIX}/t", status=204)
+        for end in ends:
+            code, _, errors = invoke(f"{first},{second.url}", "topics", "create", "t")
+            assert (code, second.asked) == (1, []), whole[:end]
+            assert "Whether the request was carried out is unknown" in errors
+
+
+def test_a_query_is_repeated_when_the_answer_ends_early() -> None:
+    with broker() as second, server_of([WHOLE[:-1]]) as first:
+        second.answer(PREFIX, [])
+        code, _, _ = invoke(f"{first},{second.url}", "topics", "list")
+    assert code == 0
+
+
+@pytest.mark.parametrize("answer", [b"220 mail\r\n", b"\0\0\0\1", WHOLE.replace(b"{", b"<")])
+def test_a_change_is_sent_to_the_next_address_when_the_first_is_no_broker(answer: bytes) -> None:
+    with broker() as second, server_of([answer]) as first:
+        second.answer(f"{PREFIX}/t", status=204)
+        code, _, errors = invoke(f"{first},{second.url}", "topics", "create", "t")
+    assert (code, errors, len(second.asked)) == (0, "", 1)
 
 
 def test_an_address_without_a_broker_is_named() -> None:

@@ -21,12 +21,13 @@ from magnetar.cli.help import App
 from magnetar.cli.output import print_json
 
 INT64_MAX: Final = (1 << 63) - 1
+AGE_S_MAX: Final = 1 << 40  # the broker's limit
 EARLIEST: Final = {"ledgerId": -1, "entryId": -1}
 LATEST: Final = {"ledgerId": INT64_MAX, "entryId": INT64_MAX}
 
 _MESSAGE_ID = re.compile(r"(\d{1,19}):(\d{1,19})(?::(\d{1,9}))?")
 _AGO = re.compile(r"(\d{1,9})([smhdw])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -172,10 +173,8 @@ def expire(
 def parse_age(text: str) -> int:
     """Parse an age into seconds. Raises BadParameter."""
     found = _AGO.fullmatch(text if not text.isdigit() else f"{text}s")
-    seconds = 0
-    if found is not None:
-        seconds = int(timedelta(**{_UNITS[found[2]]: int(found[1])}).total_seconds())
-    if seconds < 1:
+    seconds = int(found[1]) * _SECONDS[found[2]] if found is not None else 0
+    if not 1 <= seconds <= AGE_S_MAX:
         raise typer.BadParameter(f"{text!r} is not an age such as 10m", param_hint="--older-than")
     return seconds
 
@@ -198,15 +197,15 @@ def parse_target(text: str, *, now: datetime) -> int | dict[str, int]:
         return target
     try:
         if (found := _AGO.fullmatch(text)) is not None:
-            time = now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+            time = now - timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
         else:
             time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            time = time.astimezone()  # without a zone: local time
     except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text!r} is not earliest, latest, a message id such as 3:15, a span such as 10m, or"
             " a time such as 2026-01-31T10:00:00Z",
             param_hint="--to",
         ) from None
-    if time.tzinfo is None:
-        time = time.astimezone()  # without a zone: local time
     return max(int(time.timestamp() * 1000), 0)

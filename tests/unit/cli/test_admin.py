@@ -16,7 +16,7 @@ from fakes.admin_port import broker, invoke
 from support import free_port
 
 from magnetar.cli.admin import parse_urls
-from magnetar.cli.subscriptions import EARLIEST, LATEST, parse_target
+from magnetar.cli.subscriptions import EARLIEST, LATEST, parse_age, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -361,10 +361,27 @@ def test_each_form_of_a_target_moves_the_subscription(text: str, target: object)
     assert parse_target(text, now=NOW) == target
 
 
-@pytest.mark.parametrize("text", ["", "now", "3", "3:", "10", "-10m", "999999999w", "2026-13-01"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "now", "3", "3:", "10", "-10m", "999999999w", "2026-13-01", "0001-01-01"],
+)
 def test_an_invalid_target_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not earliest, latest, a message id"):
         parse_target(text, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1", 1), ("30s", 30), ("10m", 600), ("2h", 7_200), ("1d", 86_400), ("9w", 5_443_200)],
+)
+def test_an_age_is_parsed_into_seconds(text: str, seconds: int) -> None:
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-1", "1.5h", "10x", "1000000000", "999999999w"])
+def test_an_invalid_age_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not an age such as 10m"):
+        parse_age(text)
 
 
 def test_an_empty_list_prints_a_note_on_standard_error() -> None:

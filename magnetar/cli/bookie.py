@@ -26,9 +26,7 @@ def add_to(app: typer.Typer) -> None:
         run_bookie,
         text="Run a bookie of a cluster: it stores the entries of ledgers in RocksDB.",
     )
-    group.command(
-        "inspect", help="Inspect the data directory of a stopped bookie; writes nothing to it."
-    )(inspect)
+    group.command("inspect")(inspect)
 
 
 def inspect(
@@ -36,7 +34,10 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="check every entry's checksum")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
-    """Inspect a directory. The exit status is 0 without damage, 1 with damage or after an error."""
+    """Inspect the data directory of a stopped bookie; writes nothing to it.
+
+    The exit status is 0 without damage, and 1 with damage or after an error.
+    """
     try:
         facts = inspect_directory(directory, verify=verify)
     except StartRefused as refused:

@@ -57,10 +57,16 @@ def fingerprint(path: Path) -> dict[str, tuple[bytes, int, int]]:
     return found
 
 
-def inspect(path: Path, *flags: str) -> tuple[int, str]:
+def inspect(path: Path | str, *flags: str) -> tuple[int, str]:
     arguments = ["bookie", "inspect", str(path), *flags]
     done = CliRunner().invoke(make_app(arguments), arguments)
     return done.exit_code, done.output
+
+
+def test_the_help_names_the_exit_status() -> None:
+    code, said = inspect("--help")
+    assert code == 0
+    assert "exit status is 0 without damage, and 1 with damage" in " ".join(said.split())
 
 
 def test_an_undamaged_directory_is_reported_as_whole(used: Path) -> None:

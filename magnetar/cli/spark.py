@@ -186,24 +186,29 @@ def show(compared: Sequence[Compared], path: Path) -> None:
     for name in ("in the topic", "in the archive"):
         table.add_column(name, justify="right")
     table.add_column("equal")
-    shown = sorted(compared, key=lambda part: part.equal)[:ROWS_SHOWN_MAX]
+    by_equal = sorted(compared, key=lambda part: part.equal)
+    shown, left_out = by_equal[:ROWS_SHOWN_MAX], by_equal[ROWS_SHOWN_MAX:]
     for part in sorted(shown, key=lambda part: part.partition):
         table.add_row(
             part.partition or "(all)",
             f"{part.in_topic:,}",
             f"{part.in_archive:,}",
-            "yes" if part.equal else "NO",
+            _equal([part]),
         )
-    if len(compared) > len(shown):
-        table.add_row(f"{len(compared) - len(shown):,} more", "", "", "yes")
+    if left_out:
+        table.add_row(f"{len(left_out):,} more", "", "", _equal(left_out))
     table.add_section()
     table.add_row(
         f"{len(compared):,} partitions",
         f"{sum(part.in_topic for part in compared):,}",
         f"{sum(part.in_archive for part in compared):,}",
-        "yes" if all(part.equal for part in compared) else "NO",
+        _equal(compared),
     )
     Console().print(table)
+
+
+def _equal(compared: Sequence[Compared]) -> str:
+    return "yes" if all(part.equal for part in compared) else "NO"
 
 
 spark_pipelines.add_to(jobs)

@@ -1,0 +1,30 @@
+"""The table that `magnetar spark archive` prints: its rows, and the rows that it leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli.spark import ROWS_SHOWN_MAX, show
+from magnetar.spark.pipelines.archive import Compared
+
+
+@pytest.mark.parametrize(
+    ("unequal", "more", "total"),
+    [(0, "yes", "yes"), (1, "yes", "NO"), (ROWS_SHOWN_MAX, "yes", "NO"), (401, "NO", "NO")],
+)
+def test_the_row_of_the_partitions_left_out_says_whether_they_are_equal(
+    unequal: int, more: str, total: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = [
+        Compared(f"key={number:03}", in_topic=2, in_archive=2, equal=number >= unequal)
+        for number in range(ROWS_SHOWN_MAX + 10)
+    ]
+    show(compared, Path("archive"))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    [left_out] = [row for row in rows if "more" in row]
+    [summed] = [row for row in rows if "partitions" in row]
+    assert len([row for row in rows if "key=" in " ".join(row)]) == ROWS_SHOWN_MAX
+    assert [left_out[1], left_out[-2]] == ["10", more]
+    assert summed[-2] == total

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DAY_MS: Final = 86_400_000
-TIME_MS_MAX: Final = 253_402_300_799_999  # Spark shows years up to 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,7 @@ def _converted(
         return pa.array(numbers.astype(np.bool_), pa.bool_(), mask=mask)
     if not primitive.is_time:
         return pa.array(numbers, mask=mask)
-    if np.any(numbers > TIME_MS_MAX) or np.any(numbers < -TIME_MS_MAX):
-        raise ValueError("a time is outside of the years that Spark supports")
+    # The casts of Arrow raise ValueError for a number that is too large.
     if isinstance(primitive.spark, DateType):
-        return pa.array((numbers // DAY_MS).astype(np.int32), pa.date32(), mask=mask)
-    return pa.array(numbers * 1_000, pa.timestamp("us", "UTC"), mask=mask)
+        return pa.array(numbers // DAY_MS, mask=mask).cast(pa.int32()).cast(pa.date32())
+    return pa.array(numbers, pa.timestamp("ms", "UTC"), mask=mask).cast(pa.timestamp("us", "UTC"))

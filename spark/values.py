@@ -2,7 +2,8 @@
 
 A decoder converts a whole array or raises ValueError. If a decoder refuses an array,
 `decode_values` halves the array until the bad records are alone. So a few bad records cost little
-and never change their neighbours.
+and never change their neighbours. It also refuses dates and timestamps that Spark does not support:
+PySpark raises an error for them when the rows are collected.
 
 JSON: each payload is wrapped as `{"i":<row>,"v":<payload>}`, and one call parses all lines. A
 payload could close its wrapper and begin another one. Then the rows are not 0, 1, 2, ..., and the
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ERROR_CHARACTERS_MAX: Final = 200  # the length of a bad record's reason
+# 0001-01-01 and 9999-12-31, in days since 1970. Spark and Python support these years.
+DAY_MIN: Final = -719_162
+DAY_MAX: Final = 2_932_896
+TIME_US_MIN: Final = DAY_MIN * 86_400_000_000
+TIME_US_MAX: Final = (DAY_MAX + 1) * 86_400_000_000 - 1
 # The rows of one call of the parser. The prefixes of this many rows are cached.
 JSON_ROWS_MAX: Final = 16_384
 
@@ -47,6 +53,7 @@ def decode_values(
         first, end = pending.pop()
         try:
             part = decode(values.slice(first, end - first))
+            _require_supported_times(part)
         except ValueError as error:
             if end - first > 1:
                 middle = (first + end) // 2
@@ -56,6 +63,42 @@ def decode_values(
             part = pa.nulls(1, kind)
         parts.append(part)
     return pa.concat_arrays(parts) if parts else pa.array([], kind), bad
+
+
+def _require_supported_times(values: pa.Array) -> None:
+    """Raise ValueError if a date or timestamp in these values is not in the years 1 to 9999."""
+    kind = values.type
+    if not _has_times(kind):
+        return
+    if pa.types.is_nested(kind):
+        for part in _parts(values):
+            _require_supported_times(part)
+        return
+    if pa.types.is_date32(kind):
+        found, least, most = values.cast(pa.int32()), DAY_MIN, DAY_MAX
+    else:
+        found, least, most = values.cast(pa.int64()), TIME_US_MIN, TIME_US_MAX
+    bounds = pc.min_max(found).as_py()
+    if bounds["min"] is not None and not least <= bounds["min"] <= bounds["max"] <= most:
+        raise ValueError("a date or timestamp is outside of the years 1 to 9999")
+
+
+def _parts(values: pa.Array) -> list[pa.Array]:
+    """The fields of structs, the items of lists, or the keys and values of maps."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return values.flatten()  # type: ignore[no-any-return]
+    if not pa.types.is_map(kind):
+        return [values.flatten()]
+    ends = values.offsets
+    first, end = ends[0].as_py(), ends[-1].as_py()
+    return [part.slice(first, end - first) for part in (values.keys, values.items)]
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
 
 
 def text_decoder() -> Callable[[pa.Array], pa.Array]:

@@ -112,11 +112,19 @@ def test_any_bytes_are_a_value_or_a_bad_record(payload: bytes) -> None:
         ({"type": "enum", "name": "E", "symbols": ["A"]}, number(1), "no symbol"),
         ({"type": "fixed", "name": "F", "size": 9}, b"1", "longer than the payload"),
         ({"type": "array", "items": "null"}, number(2**50), "more than 1000000 items"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, number(2**62), ""),
         (
             {"type": "long", "logicalType": "timestamp-millis"},
-            number(2**62),
-            "",
+            number(-62_135_596_800_001),
+            "outside of the years",
         ),
+        (
+            {"type": "long", "logicalType": "timestamp-micros"},
+            number(253_402_300_800_000_000),
+            "outside of the years",
+        ),
+        ({"type": "int", "logicalType": "date"}, number(-719_163), "outside of the years"),
+        ({"type": "int", "logicalType": "date"}, number(2_932_897), "outside of the years"),
     ],
 )
 def test_a_bad_payload_is_named(schema: Any, payload: bytes, reason: str) -> None:

@@ -41,8 +41,15 @@ def decoded(name: str, payloads: list[bytes | None]) -> tuple[list[Any], dict[in
         ("boolean", ">B", 0, False),
         ("date", ">q", MOMENT_MS, date(2023, 11, 14)),
         ("date", ">q", -1, date(1969, 12, 31)),
+        ("date", ">q", -62_135_596_800_000, date(1, 1, 1)),
+        ("date", ">q", 253_402_300_799_999, date(9999, 12, 31)),
         ("time", ">q", 80_000_123, 80_000_123),
         ("timestamp", ">q", MOMENT_MS, MOMENT),
+        ("timestamp", ">q", -62_135_596_800_000, datetime(1, 1, 1, tzinfo=UTC)),
+        (
+            *("timestamp", ">q", 253_402_300_799_999),
+            datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC),
+        ),
     ],
 )
 def test_a_payload_is_the_value_that_its_producer_sent(
@@ -69,6 +76,14 @@ def test_any_bytes_are_a_value_or_a_bad_record(payloads: list[bytes | None], nam
         assert (value is None) == (payload is None or row in bad)
 
 
-def test_a_number_that_is_no_boolean_or_no_time_of_spark_is_bad() -> None:
+def test_a_number_that_is_no_boolean_is_bad() -> None:
     assert decoded("boolean", [b"\2"])[1] == {0: "2 is not a boolean"}
-    assert list(decoded("timestamp", [struct.pack(">q", 1 << 60)])[1]) == [0]
+
+
+@pytest.mark.parametrize("name", ["date", "timestamp"])
+def test_a_time_outside_of_the_years_of_spark_is_bad(name: str) -> None:
+    """PySpark raises ValueError when it collects such a date."""
+    times_ms = [-62_135_596_800_001, 253_402_300_800_000, -(1 << 63), (1 << 63) - 1, 1 << 60]
+    values, bad = decoded(name, [struct.pack(">q", at) for at in [0, *times_ms, 0]])
+    assert list(bad) == [1, 2, 3, 4, 5]
+    assert [value is None for value in values] == [False, *[True] * 5, False]

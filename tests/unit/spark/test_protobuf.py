@@ -145,10 +145,11 @@ def test_any_bytes_are_a_value_or_a_bad_record(payloads: list[bytes | None]) -> 
         assert (values[at] is None) == (at in bad or payload is None)
 
 
-def test_a_time_beyond_microseconds_is_a_bad_record() -> None:
-    flight: Any = FLIGHT.message()
-    flight.at.seconds = 1 << 62
-    assert list(decoded(FLIGHT, flight.SerializeToString())[1]) == [0]
+def test_a_time_that_spark_does_not_support_is_a_bad_record() -> None:
+    for seconds in (1 << 62, -62_135_596_801, 253_402_300_800):
+        flight: Any = FLIGHT.message()
+        flight.at.seconds = seconds
+        assert list(decoded(FLIGHT, flight.SerializeToString())[1]) == [0]
 
 
 def _recursive() -> str:

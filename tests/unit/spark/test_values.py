@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.spark.values import decode_values, json_decoder, text_decoder
+from magnetar.spark.values import (
+    DAY_MAX,
+    DAY_MIN,
+    TIME_US_MAX,
+    TIME_US_MIN,
+    decode_values,
+    json_decoder,
+    text_decoder,
+)
 
 KIND = pa.struct([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])
 DECODE = json_decoder(KIND)
@@ -71,6 +81,65 @@ def test_null_payloads_and_json_nulls_are_null() -> None:
     )
     assert not bad
     assert [value is None for value in values.to_pylist()] == [True, True, False]
+
+
+TIME = pa.timestamp("us", "UTC")
+NESTED = pa.struct(
+    [
+        ("id", pa.int64()),
+        ("days", pa.map_(pa.string(), pa.list_(pa.date32()))),
+        ("inner", pa.struct([("at", TIME)])),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "bad"),
+    [
+        (pa.date32(), [DAY_MIN - 1, DAY_MIN, None, DAY_MAX, DAY_MAX + 1], [0, 4]),
+        (TIME, [TIME_US_MIN - 1, TIME_US_MIN, None, TIME_US_MAX, TIME_US_MAX + 1], [0, 4]),
+        (
+            NESTED,
+            [
+                {"id": TIME_US_MAX + 1, "days": [], "inner": {"at": TIME_US_MIN}},
+                {"id": 5, "days": [("a", [0, DAY_MIN - 1])], "inner": {"at": 0}},
+                None,
+                {"id": 5, "days": [("a", None), ("b", [DAY_MAX + 1])], "inner": None},
+                {"id": 5, "days": [("a", [DAY_MIN, DAY_MAX])], "inner": {"at": TIME_US_MAX}},
+                {"id": 5, "days": None, "inner": {"at": TIME_US_MAX + 1}},
+                {"id": 5, "days": None, "inner": {"at": None}},
+            ],
+            [1, 3, 5],
+        ),
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_times_outside_of_the_years_of_spark_are_bad(
+    kind: pa.DataType, values: list[Any], bad: list[int], together: bool
+) -> None:
+    """`together`: the decoded arrays are slices of one array."""
+    whole = pa.array(values, kind)
+
+    def decode(numbers: pa.Array) -> pa.Array:
+        found = [number.as_py() for number in numbers]
+        if together:
+            return whole.slice(found[0], len(found))
+        return pa.array([values[number] for number in found], kind)
+
+    decoded, reasons = decode_values(pa.array(range(len(values))), decode, kind)
+    assert reasons == dict.fromkeys(bad, "a date or timestamp is outside of the years 1 to 9999")
+    assert decoded.is_valid().to_pylist() == [
+        value is not None and row not in bad for row, value in enumerate(values)
+    ]
+    assert not decode_values(pa.array([], pa.int64()), decode, kind)[1]
+
+
+@pytest.mark.parametrize("at", ["0000-12-31T23:59:59Z", "9999-12-31T23:59:59-01:00"])
+def test_json_times_outside_of_the_years_of_spark_are_bad(at: str) -> None:
+    payloads = [b'{"id":1,"at":"2013-01-01T05:15:00Z"}', b'{"at":"%s"}' % at.encode(), b"{}"]
+    values, bad = decode_values(pa.array(payloads, pa.binary()), DECODE, KIND)
+    assert list(bad) == [1]
+    assert values.is_valid().to_pylist() == [True, False, True]
 
 
 def test_many_rows_and_large_and_deep_payloads_are_parsed() -> None:

@@ -87,7 +87,6 @@ class Decoder:
                 found = InvalidMessage(f"schema version {_number(key[1])}: {error}")
             except PulsarException as error:
                 log.warning("a schema was not fetched", topic=key[0], error=str(error))
-                self._former.pop(key, None)
                 raise
             else:
                 found = decode or self.schema.decode_message

@@ -119,6 +119,40 @@ async def test_doubted_versions_are_fetched_again_and_decode_until_then() -> Non
     assert len(registry.asked) == 3
 
 
+async def test_a_doubted_version_decodes_older_messages_after_a_failed_fetch() -> None:
+    """The fetch is for the next message. It is tried again when the program receives again."""
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    old = message(Old(a="x"), 0)
+    await decoder.prepare(old)
+    decoder.doubt(TOPIC)
+    registry.failures = [ConnectError("no broker"), ConnectError("no broker")]
+    new = message(Old(a="y"), 0)
+    for _ in range(2):
+        with pytest.raises(ConnectError):
+            await decoder.prepare(new)
+        assert decoder.decode(old).a == "x"
+        assert not decoder.knows(new)
+    await decoder.prepare(new)
+    assert decoder.knows(new)
+    assert [decoder.decode(it).a for it in (old, new)] == ["x", "y"]
+    assert len(registry.asked) == 4
+
+
+def test_a_synchronous_client_does_not_decode_with_a_doubted_version_after_a_failed_fetch() -> None:
+    """The message may be of a new topic, whose version has another schema."""
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, asyncio.run)
+    assert decoder.decode(message(Old(a="x"), 0)).b == "-"
+    decoder.doubt(TOPIC)
+    registry.failures = [ConnectError("no broker")]
+    registry.versions = [New]
+    new = message(New(a="x", b="y"), 0)
+    with pytest.raises(ConnectError):
+        decoder.decode(new)
+    assert decoder.decode(new).b == "y"
+
+
 async def test_version_that_was_asked_for_before_the_topic_was_deleted_is_not_kept() -> None:
     registry = Registry()
     decoder = Decoder(AvroSchema(New), registry.fetch, None)

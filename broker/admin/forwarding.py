@@ -1,13 +1,14 @@
 """Requests that a broker sends to other brokers for an administrator."""
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlsplit
+
+from pydantic import TypeAdapter, ValidationError
 
 from magnetar.broker.catalog.reserved import is_system
 from magnetar.broker.errors import NamespaceNotFound
@@ -45,6 +46,8 @@ LISTS_TIMEOUT_S: Final = 20.0
 
 LIST_BYTES_MAX: Final = 16 << 20
 """The limit of one list: about 100,000 names of topics."""
+
+_NAMES: Final = TypeAdapter(list[str])
 
 _DONE: Final = (
     HTTPStatus.NO_CONTENT,
@@ -104,8 +107,10 @@ async def fetch_all(
             for url, path in tuple(waiting):
                 group.create_task(fetch(url, path))
     except TimeoutError:
-        url, path = next(iter(waiting))
-        raise NotForwarded(url, "GET", path, f"was not answered within {timeout_s:g} s") from None
+        if waiting:  # otherwise the last answer arrived together with the timeout
+            url, path = next(iter(waiting))
+            why = f"was not answered within {timeout_s:g} s"
+            raise NotForwarded(url, "GET", path, why) from None
     if failures:
         raise failures[0]
     return found
@@ -128,8 +133,10 @@ def _fetch(url: str, path: str) -> list[str]:
         raise NotForwarded(url, "GET", path, f"was answered with status {reply.status}")
     if len(body) > LIST_BYTES_MAX:
         raise NotForwarded(url, "GET", path, f"was answered with more than {LIST_BYTES_MAX} bytes")
-    names: list[str] = json.loads(body)
-    return names
+    try:
+        return _NAMES.validate_json(body)
+    except ValidationError:
+        raise NotForwarded(url, "GET", path, "was not answered with a list of names") from None
 
 
 def _send(url: str, method: str, path: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import wait_until
 
+from magnetar.broker.admin import forwarding
 from magnetar.broker.admin.forwarding import LISTS_MAX, fetch_all
 from magnetar.broker.operations.errors import NotForwarded
 
@@ -23,14 +24,14 @@ pytestmark = pytest.mark.real_loop
 
 
 class Other:
-    """Another broker. It answers as many requests as `answer` allows, with the path as the only
-    name."""
+    """Another broker. It answers as many requests as `answer` allows."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.room = threading.Semaphore(0)
         self.asked = 0
         self.answered = 0
+        self.body: bytes | None = None  # None: the path as the only name
 
     def answer(self, count: int) -> None:
         self.room.release(count)
@@ -49,7 +50,7 @@ def other_broker() -> Iterator[Other]:
             it.room.acquire(timeout=30.0)
             with lock:
                 it.answered += 1
-            data = json.dumps([self.path]).encode()
+            data = json.dumps([self.path]).encode() if it.body is None else it.body
             self.send_response(500 if "broken" in self.path else 200)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
@@ -95,6 +96,26 @@ async def test_an_unresponsive_broker_is_named_at_the_deadline() -> None:
         ) as caught:
             await fetch_all(asked, timeout_s=0.2)
         assert caught.value.url == silent.url
+
+
+async def test_answers_that_arrive_together_with_the_deadline_are_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answered(_call: object, _url: str, path: str) -> list[str]:
+        return [path]
+
+    monkeypatch.setattr(forwarding, "in_thread", answered)
+    asked = [("http://a", "/p"), ("http://b", "/q")]
+    assert await fetch_all(asked, timeout_s=0) == ["/p", "/q"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b'["a"', b'{"a": 1}', b"[1]", b"[" * 9_999])
+async def test_a_broker_that_answers_with_no_list_of_names_is_named(answer: bytes) -> None:
+    with other_broker() as other:
+        other.body = answer
+        other.answer(10)
+        with pytest.raises(NotForwarded, match=r"/a at .* was not answered with a list of names"):
+            await fetch_all([(other.url, "/a")])
 
 
 async def test_a_broker_that_fails_is_named() -> None:

@@ -189,7 +189,8 @@ def _plain(field: Any, value: Any) -> Any:
     if field.message_type is None:
         return list(value) if field.is_repeated else value
     if field.message_type.GetOptions().map_entry:
-        of_value = field.message_type.fields_by_name["value"]
+        # By number, as Protobuf does: a definition may give the fields other names.
+        _, of_value = sorted(field.message_type.fields, key=lambda it: it.number)
         return {key: _plain(of_value, item) for key, item in value.items()}
     return [_fields(item) for item in value] if field.is_repeated else _fields(value)
 

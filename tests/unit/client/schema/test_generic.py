@@ -158,6 +158,18 @@ def test_a_protobuf_file_may_stand_before_the_files_that_it_imports() -> None:
     assert decoded(info, b"\x0a\x02\x08\x05") == {"at": {"seconds": 5, "nanos": 0}}
 
 
+def test_a_protobuf_map_with_other_names_of_key_and_value_is_decoded() -> None:
+    file = file_of("m.proto")
+    (message,) = file.message_type
+    entry = message.nested_type.add(name="E")
+    entry.options.map_entry = True
+    entry.field.add(name="b", number=2, label=1, type=9)
+    entry.field.add(name="a", number=1, label=1, type=9)
+    message.field.add(name="map", number=1, label=3, type=11, type_name=".M.E")
+    info = SchemaInfo(SchemaType.PROTOBUF_NATIVE, "x", definition_of("M", file))
+    assert decoded(info, b"\x0a\x06\x0a\x01x\x12\x01y") == {"map": {"x": "y"}}
+
+
 def test_avro_of_other_types_than_records_is_pythons() -> None:
     info = SchemaInfo(SchemaType.AVRO, "x", json.dumps("long"))
     assert decoded(info, b"\x0e") == 7

@@ -276,7 +276,7 @@ class BrokerProcess:
         counter(
             self._registry,
             "magnetar_silent_brokers_total",
-            "Times that this broker found a registered broker silent, and so its bundles free.",
+            "Times that this broker found a registered broker silent. Its bundles are then free.",
             lambda: broker.liveness.found_silent,
         )
         gauge(

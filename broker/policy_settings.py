@@ -226,8 +226,8 @@ class PolicySettings(RoleConfig):
         if (time == 0) != (size == 0):
             raise ValueError(
                 f"default_retention_time_in_minutes {time} and default_retention_size_in_mb"
-                f" {size}: if one is 0, nothing is kept. Set both to 0, or use -1 for the one that"
-                " does not limit"
+                f" {size}: if one is 0, nothing is kept. Set both to 0, or replace the 0 with -1"
+                " (no limit)"
             )
         return self
 

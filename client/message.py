@@ -36,7 +36,7 @@ class Delivery:
     generation: int  # the generation of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
     decoder: Decoder | None = None  # None: the consumer has no schema
-    # The number of times that the client had changed the cluster before the delivery.
+    # The number of times that the client had moved to another cluster before the delivery.
     # None: the program made the message.
     cluster: int | None = None
     key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message

@@ -76,7 +76,7 @@ class RetentionBody(_Body):
         if (time == 0) != (size == 0):
             raise ValueError(
                 f"retentionTimeInMinutes {time} and retentionSizeInMB {size}: if one is 0, nothing"
-                " is kept. Set both to 0, or use -1 for the one that does not limit"
+                " is kept. Set both to 0, or replace the 0 with -1 (no limit)"
             )
         return self
 

@@ -126,7 +126,7 @@ class Publisher:
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._was_attached = False
-        self._moved = False  # the client has changed the cluster since the last attachment
+        self._moved = False  # the client has moved to another cluster since the last attachment
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()

@@ -158,7 +158,7 @@ class ErrorGettingAuthenticationData(PulsarException):
 
 
 class OperationNotSupported(PulsarException):
-    """The call is not possible on this object or from this thread."""
+    """The call is not possible on this object, from this thread or with this broker."""
 
     result = Result.OperationNotSupported
     definite = True

@@ -83,7 +83,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQuota:
-    limit: int  # a number in the unit of the policy's name; UNLIMITED: no quota
+    limit: int  # bytes for `backlog_quota_bytes`, seconds for `backlog_quota_age_s`; or UNLIMITED
     action: BacklogAction
     unknown: bytes = field(default=b"", compare=False, repr=False)
 

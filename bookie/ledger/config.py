@@ -25,8 +25,8 @@ class LedgerConfig:
     ack_quorum: int = 2
     # The fewest copies of a new ledger when few bookies answer. None: the ack quorum.
     min_write_quorum: int | None = None
-    # 16 MiB is a tenth of a second at 160 MB/s, which is more than one bookie stores. A tenth of a
-    # second is several round trips.
+    # One bookie stores less than 160 MB/s. At 160 MB/s, 16 MiB is a tenth of a second, which is
+    # several round trips.
     unconfirmed_bytes_max: int = 16 * MIB
     # A bookie that lags by more bytes counts as failed. This is half a second of the others'
     # writes.
@@ -42,8 +42,8 @@ class LedgerConfig:
     connect_timeout_s: float = 2.0
     metadata_timeout_s: float = 10.0
     # For this time a bookie with a lost connection keeps its seat, if the others suffice to
-    # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. Until its repair
-    # the bookie lacks the entries confirmed during its absence, so the default is the safer value.
+    # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. 0 is the safer
+    # value: with a delay, entries confirmed during the absence have one copy fewer until a repair.
     ensemble_change_delay_s: float = 0.0
     # For about this time, bookies without a failure are preferred to a bookie that failed once
     # (`health.py`). This is longer than a short fault of disk or network, and too short to overload

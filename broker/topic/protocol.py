@@ -122,7 +122,8 @@ class ServedTopic(Protocol):
 
     @property
     def closed(self) -> bool:
-        """True when the topic serves nothing more. While it closes or is deleted, `close` waits."""
+        """True after the topic has ended. False while it is being closed or deleted: `close` then
+        waits for the end."""
 
     async def close(self, reason: CloseReason = ...) -> None:
         """Stop serving the topic. Returns within a few seconds, and never raises operating errors.
@@ -185,8 +186,9 @@ class Topic(ServedTopic, Protocol):
         """The reasons why a subscription delivers nothing now. Raises SubscriptionNotFound."""
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Begin to disconnect all clients, and admit no more. Returns the keys of the clients for
-        the tombstone (`client_key`). Raises TopicInUse (unless `force`), TopicClosing."""
+        """Begin to disconnect all clients, and admit no more. Returns the clients' names, in the
+        form in which the record of the deletion stores them (`client_key`). Raises TopicInUse
+        (unless `force`), TopicClosing."""
 
     async def wait_released(self) -> None:
         """Return when all clients are disconnected, and no running work delays the deletion. Call

@@ -1055,7 +1055,9 @@ class Subscriber:
     def _subscribe_command(self, connection: Connection, consumer_id: int) -> pb.CommandSubscribe:
         command = subscribe_command(self.topic, self.subscription, connection.protocol_version)
         command.consumer_id = consumer_id
-        if self._epoch or not connection.drains_consumers:  # see `_is_stale`
+        # Apache Pulsar's brokers get epoch 0, too: they then mark the deliveries before the first
+        # request to redeliver everything. Magnetar's brokers need not mark these (`_is_stale`).
+        if self._epoch or not connection.drains_consumers:
             command.consumer_epoch = self._epoch
         if not self.subscription.is_durable and self._start is not None:
             command.start_message_id.CopyFrom(id_data(self._start.broker_key))

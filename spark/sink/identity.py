@@ -1,4 +1,4 @@
-"""The names of producers and the sequence ids of messages: a repeated task has the same.
+"""The names of producers and the sequence ids of messages. They stay the same in a repeated task.
 
 The name of a task's producer holds the query (or the batch job) and the task's partition. It also
 holds everything else that decides which rows are in an entry. These are the number of the topic's
@@ -39,7 +39,9 @@ class Identity:
     batch: int
     partition: int
     division: tuple[str, ...] = ()  # see WriteOptions.division
-    sink: str = ""  # name under which topics note the batches; empty: topics note none
+    # The name under which the topics' owners record the stored batches (notes.py). Empty: they
+    # record none.
+    sink: str = ""
 
     def __post_init__(self) -> None:
         assert 0 <= self.batch < BATCHES_MAX

@@ -32,8 +32,8 @@ _FRAMES_MAX: Final = 16
 class LocalBookiePeer:
     """A `BookiePeer`. The serving ends of its streams run in `group`, which must outlive the peer.
 
-    `member` may be a former incarnation of the bookie. Each request names the incarnation, and the
-    bookie answers from the old store.
+    `member` may be a former incarnation of the bookie. Requests for entries name the incarnation,
+    and the bookie answers them from the store of that incarnation.
     """
 
     def __init__(self, member: Member, service: BookieService, *, group: asyncio.TaskGroup) -> None:

@@ -92,8 +92,8 @@ __all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 class Client:
     """A client creates producers, consumers and readers, and holds the connections that they share.
 
-    The client belongs to the event loop on which it is first used. It connects when the first
-    producer, consumer or reader is created. The parameters are those of ClientOptions.
+    The client belongs to the event loop on which it is first used. It connects at the first call
+    that needs a broker, for example `create_producer`. The parameters are those of ClientOptions.
     """
 
     wait_for_schemas: Callable[[Coroutine[Any, Any, None]], None] | None = None  # see Decoder
@@ -371,7 +371,8 @@ class Client:
                 "no broker answered the request for the letter topics", topic=str(topics)
             ) from None
         subscription = replace(self._named(subscription), dead_letters=policy)
-        # Only this subscription publishes to the retry topic, so it begins at the first message.
+        # The retry topic is read from its first message: it holds only messages that this
+        # subscription has put there.
         later = replace(
             subscription, initial_position=InitialPosition.Earliest, presents_schema=False
         )

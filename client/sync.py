@@ -85,8 +85,8 @@ if TYPE_CHECKING:
 class Client:
     """A client creates producers, consumers and readers, and holds the connections that they share.
 
-    The client connects when the first producer, consumer or reader is created. All methods may be
-    called from any thread. The parameters are those of ClientOptions.
+    The client connects at the first call that needs a broker, for example `create_producer`. All
+    methods may be called from any thread. The parameters are those of ClientOptions.
     """
 
     _client: AsyncClient

@@ -2,8 +2,8 @@
 
 What a directory holds:
 
-    format      one line, "magnetar metadata 1"; written first, so that no other directory is
-                used by mistake
+    format      one line, "magnetar metadata 1"; written first. A directory that has files but no
+                format is refused.
     store/      RocksDB. A node's key is "N" + parent + NUL + name (so that the children of a node
                 lie side by side). Its value is version u64 | next sequence u64 | the node's value.
                 "Mboots" has the number of times the store was opened, u64. It is the id of the
@@ -189,8 +189,8 @@ def _door(directory: Path, call: Callable[[], T]) -> T:
 
 
 def _key(path: str, name: str | None = None) -> bytes:
-    """The key of a node; with a name, the key of that child of `path` ("": where its children
-    begin)."""
+    """The key of a node. With a name, the key of that child of `path`. An empty name gives the
+    prefix of the keys of all children of `path`."""
     parent = path
     if name is None:
         parent, _, name = path.rpartition("/")

@@ -273,14 +273,14 @@ class Session:
         return [Send(reply.PING)]
 
     def on_stalled(self, lost_s: float, now: float) -> None:
-        """Exclude the `lost_s` seconds in which the broker did not run from the time limits: the
-        client's commands may be waiting to be read."""
+        """The broker did not run for `lost_s` seconds. The time limits exclude these seconds,
+        because the client's commands may be waiting to be read."""
         self.heard_at = min(now, self.heard_at + lost_s)
         self.began_at = min(now, self.began_at + lost_s)
 
     def on_paused(self, now: float) -> None:
-        """Count the client's silence from now on: the shell does not read, or has seen another sign
-        of life."""
+        """Treat the client as heard at `now`. The shell calls this method while it does not read
+        the client's commands, and after another sign of life."""
         self.heard_at, self.pinged = now, False
 
     # ---- what the shell has done -----------------------------------------------------------------
@@ -485,7 +485,7 @@ def _too_many(command: Command, what: str) -> Decline:
 
 
 def _id(command: Command, name: str) -> int:
-    """Return an id that every command with this admission has."""
+    """Return an id of the command. The command must be of a type that has the field `name`."""
     return cast("int", getattr(command.body, name))
 
 

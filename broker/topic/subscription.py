@@ -595,8 +595,8 @@ class Subscription:
         self.evict_all(reason)
 
     def end(self) -> list[ConsumerHandle]:
-        """Serve nothing more. Returns the consumers, which the caller must evict: no other consumer
-        can attach."""
+        """Stop serving. From now on, no consumer can attach. Returns the consumers that the caller
+        must evict: all except one that asks for the deletion."""
         if self.state is not SubscriptionState.CLOSED:
             self.state = SubscriptionState.CLOSED
             self._drop_dispatcher()

@@ -130,8 +130,8 @@ class ValueStage:
             row = min(bad)
             ledger, entry, index = place_of(row)
             log.warning(
-                "%d of %d records dropped, mode is dropmalformed: %s, the first one is message %d"
-                " of entry %d:%d: %s",
+                "%d of %d records dropped from topic %s (mode dropmalformed); the first one is"
+                " message %d of entry %d:%d: %s",
                 *(len(bad), batch.num_rows, topic, index, ledger, entry, bad[row]),
             )
             whole = whole.filter(pa.array(sound))

@@ -122,8 +122,8 @@ class ServedTopic(Protocol):
 
     @property
     def closed(self) -> bool:
-        """True after the topic has ended. False while it is being closed or deleted: `close` then
-        waits for the end."""
+        """True when the topic serves nothing more. While a persistent topic is being closed or
+        deleted, this is still False, and another call of `close` waits for the end."""
 
     async def close(self, reason: CloseReason = ...) -> None:
         """Stop serving the topic. Returns within a few seconds, and never raises operating errors.

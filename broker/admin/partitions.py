@@ -159,7 +159,7 @@ class PartitionCalls:
         location = headers.get(b"location", b"").decode()
         try:
             return await in_thread(_send, method, location, body)
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise PartitionFailed(str(name), f"{location} did not answer: {error}") from error
 
     async def _here(
@@ -215,6 +215,8 @@ def _send(method: str, url: str, body: bytes) -> tuple[int, bytes]:
             raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes")
         if reply.status == 307:
             raise ValueError("the topic is moving")
+        if answer:
+            json.loads(answer)  # raises, if the answer ends early or is not that of a broker
         return reply.status, answer
     finally:
         connection.close()

@@ -326,18 +326,39 @@ async def test_terminate_with_an_old_view_terminates_partitions_that_were_added(
     assert sorted(brokers.asked) == [("POST", index) for index in range(3)]
 
 
+def calls_to(port: int) -> PartitionCalls:
+    """Requests that this broker's own API redirects to a local port."""
+
+    async def redirect(_scope: Any, _receive: Any, send: Any) -> None:
+        headers = [(b"location", b"http://127.0.0.1:%d/" % port)]
+        await send({"type": "http.response.start", "status": 307, "headers": headers})
+
+    calls = PartitionCalls()
+    calls.serve = redirect
+    return calls
+
+
+@pytest.mark.real_loop
+@pytest.mark.parametrize("answer", [b'{"a": ', b"<p>", b"[" * 99_999], ids=["cut", "page", "deep"])
+async def test_an_owner_that_answers_without_json_is_a_failure_of_its_partition(
+    answer: bytes,
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n" + answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        calls = calls_to(server.sockets[0].getsockname()[1])
+        with pytest.raises(PartitionFailed, match=r"-partition-1: http://.* did not answer"):
+            await calls("GET", NAME.with_partition(1), "/stats")
+
+
 @pytest.mark.real_loop
 async def test_a_broker_that_hangs_does_not_occupy_the_threads_of_others() -> None:
     """Schemas of clients and the metrics use the same threads."""
     with socket.create_server(("127.0.0.1", 0)) as hangs:
-        location = f"http://127.0.0.1:{hangs.getsockname()[1]}/"
-
-        async def redirect(_scope: Any, _receive: Any, send: Any) -> None:
-            headers = [(b"location", location.encode())]
-            await send({"type": "http.response.start", "status": 307, "headers": headers})
-
-        calls = PartitionCalls()
-        calls.serve = redirect
+        calls = calls_to(hangs.getsockname()[1])
         async with asyncio.TaskGroup() as group:
             asked = [
                 group.create_task(calls.send("GET", NAME.with_partition(n), "/", b"", b""))

@@ -43,7 +43,9 @@ class RoleConfig(BaseModel):
     and the environment; the constructor does not.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
     role: ClassVar[str]
     """The <ROLE> in MAGNETAR_<ROLE>_<KEY>, in lower case."""

@@ -19,6 +19,7 @@ class OvenConfig(RoleConfig):
     write_quorum: int = 3
     ack_quorum: int = 2
     sync: bool = True
+    bake_s: float = 60.0
 
     @model_validator(mode="after")
     def quorums(self) -> Self:
@@ -112,6 +113,12 @@ def test_a_bad_value_is_named_with_its_place(
         flags, name = {"grpc_port": 70000}, "--grpc-port"
     with pytest.raises(ConfigError, match=f"{name}: .*65535, not '?70000"):
         load(file, **flags)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e999", float("inf")])
+def test_a_number_that_is_not_finite_is_refused(value: str | float) -> None:
+    with pytest.raises(ConfigError, match="--bake-s: Input should be a finite number, not"):
+        load(bake_s=value)
 
 
 def test_a_missing_key_says_how_to_give_it() -> None:

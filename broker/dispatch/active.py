@@ -13,6 +13,7 @@ consumer of the first point at or after the hash of the topic is chosen.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 POINTS: Final = 100
 _RING: Final = 1 << 31
 """Hashes are 31 bits long: Pulsar clears the sign bit."""
+
+_Key = tuple[bool, int, int, str, int]
+"""The place of a consumer in the order: whether it is leaving, its priority, the distance on the
+ring from the topic to its next point (0: no ring), its name ("": no partition), its join number."""
 
 
 class Choice(StrEnum):
@@ -51,7 +56,10 @@ FAILOVER_DEFAULTS: Final = FailoverRules()
 
 class Candidates:
     """The connected consumers of a Failover subscription. A leaving consumer is chosen only if all
-    consumers are leaving."""
+    consumers are leaving.
+
+    The consumers are sorted, so that `chosen` visits none of thousands of standby consumers.
+    """
 
     def __init__(self, topic: str, partition: int | None, choice: Choice) -> None:
         """`partition`: the index of the topic among its partitions; None: it is no partition."""
@@ -59,36 +67,49 @@ class Candidates:
         self._topic_hash = None
         if partition is None and choice is Choice.HASH:
             self._topic_hash = _hash(topic)
-        # The distance on the ring from the topic to the next point of each consumer. 0: there is no
-        # ring.
-        self._consumers: dict[Consumer, int] = {}
+        self._keys: dict[Consumer, _Key] = {}
+        self._sorted: list[tuple[_Key, Consumer]] = []  # no two keys are equal
 
     def __iter__(self) -> Iterator[Consumer]:
-        return iter(self._consumers)
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return len(self._consumers)
+        return len(self._keys)
 
     def add(self, consumer: Consumer) -> None:
-        distance = 0
-        if self._topic_hash is not None:
+        distance, name = 0, ""
+        if self._partition is not None:
+            name = consumer.name
+        elif self._topic_hash is not None:
             points = (_hash(f"{consumer.name}{number}") for number in range(POINTS))
             distance = min((point - self._topic_hash) % _RING for point in points)
-        self._consumers[consumer] = distance
+        key = consumer.leaving, consumer.priority, distance, name, consumer.join_number
+        self._keys[consumer] = key
+        insort(self._sorted, (key, consumer), key=_key)
 
     def remove(self, consumer: Consumer) -> None:
-        del self._consumers[consumer]
+        key = self._keys.pop(consumer)
+        del self._sorted[bisect_left(self._sorted, key, key=_key)]
+
+    def on_leaving(self, consumer: Consumer) -> None:
+        """The consumer will leave: `consumer.leaving` is True from now on."""
+        key = self._keys[consumer]
+        del self._sorted[bisect_left(self._sorted, key, key=_key)]
+        self._keys[consumer] = key = True, *key[1:]
+        insort(self._sorted, (key, consumer), key=_key)
 
     def chosen(self) -> Consumer:
         """The consumer that should be active. There must be a consumer."""
-        staying = [consumer for consumer in self._consumers if not consumer.leaving]
-        group = staying or list(self._consumers)
-        best = min(consumer.priority for consumer in group)
-        group = [consumer for consumer in group if consumer.priority == best]
+        index = 0
         if self._partition is not None:
-            group.sort(key=lambda it: (it.name, it.join_number))
-            return group[self._partition % len(group)]
-        return min(group, key=lambda it: (self._consumers[it], it.join_number))
+            (leaving, priority, *_), _ = self._sorted[0]
+            beyond = leaving, priority + 1, 0, "", 0
+            index = self._partition % bisect_left(self._sorted, beyond, key=_key)
+        return self._sorted[index][1]
+
+
+def _key(item: tuple[_Key, Consumer]) -> _Key:
+    return item[0]
 
 
 def _hash(text: str) -> int:

@@ -50,6 +50,11 @@ class Live:
         self._rotation.remove(consumer)
         return []
 
+    def on_leaving(self, consumer: Consumer) -> list[Activate]:
+        """The consumer will leave: `consumer.leaving` is True from now on. Returns an `Activate`
+        for each consumer that becomes active or inactive."""
+        return []
+
     def on_flow(self, consumer: Consumer, permits: int) -> None:
         """The consumer grants permits for this many more messages."""
         consumer.permits += permits
@@ -101,6 +106,10 @@ class LiveFailover(Live):
         self._candidates.remove(consumer)
         if self._active is consumer:
             self._active = None
+        return self._choose()
+
+    def on_leaving(self, consumer: Consumer) -> list[Activate]:
+        self._candidates.on_leaving(consumer)
         return self._choose()
 
     def _choose(self) -> list[Activate]:

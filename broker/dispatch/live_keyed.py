@@ -58,6 +58,10 @@ class KeyedLive:
         self._selector.remove(consumer)
         return []
 
+    def on_leaving(self, consumer: Consumer) -> list[Activate]:
+        """The consumer will leave. Returns []: its slots move when it has left."""
+        return []
+
     def on_flow(self, consumer: Consumer, permits: int) -> None:
         """The consumer grants permits for this many more messages."""
         consumer.permits += permits

@@ -224,6 +224,7 @@ class LiveSubscription:
     async def drain(self, handle: ConsumerHandle) -> None:
         """The consumer gets no more messages. Returns at once: it has nothing to acknowledge."""
         handle.machine.leaving = True
+        self._tell(self._machine.on_leaving(handle.machine))
 
     async def last_message(self) -> LastMessage:
         """Return the values of an empty topic: messages are not stored."""

@@ -466,7 +466,7 @@ class Subscription:
         that was sent before the seek reaches a consumer after the seek. Raises SubscriptionFenced
         and LogError, and with `batch_index` or `ack_set` also ReadFailed.
         """
-        self._begin_seek()
+        former = self._begin_seek()
         try:
             await self._disconnect_holders()
             remaining = 0
@@ -474,20 +474,20 @@ class Subscription:
                 target, remaining = await self._in_batch(target, batch_index, ack_set)
             await self.cursor.reset(target, remaining)
         finally:
-            self._end_seek()
+            self._end_seek(former)
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
         """Move the cursor, as `seek` does, to the first entry that was published at this time or
         later. The result is approximate where publish times do not ascend. Raises ReadFailed,
         too."""
-        self._begin_seek()
+        former = self._begin_seek()
         try:
             await self._disconnect_holders()
             await self.cursor.reset(
                 await self._log.search(lambda it: it.view.publish_time_ms >= publish_time_ms)
             )
         finally:
-            self._end_seek()
+            self._end_seek(former)
 
     async def skip(self, count: int) -> int:
         """Acknowledge the first `count` unacknowledged entries. The acknowledgements are durable on
@@ -934,10 +934,13 @@ class Subscription:
             return self._log.chain.next_position(target), 0
         return target, left if left != every else 0
 
-    def _begin_seek(self) -> None:
+    def _begin_seek(self) -> Dispatcher | None:
+        """Stop dispatching. Returns the dispatcher so far."""
         self._require_open()
         self.state = SubscriptionState.SEEKING
+        former = self._dispatcher
         self._drop_dispatcher()
+        return former
 
     async def _disconnect_holders(self) -> None:
         """Close the consumers that may have entries: the seek would drop their acknowledgements
@@ -945,13 +948,13 @@ class Subscription:
         holders = [it for it in self.consumers.values() if it.active is not False]
         await self._disconnector.run(holders, lambda it: it.evict(CloseReason.SEEK))
 
-    def _end_seek(self) -> None:
+    def _end_seek(self, former: Dispatcher | None) -> None:
         if self.state is not SubscriptionState.SEEKING:
             return  # the subscription was closed during the seek
         self.state = SubscriptionState.OPEN
         self.delays.on_acked_through(self.cursor.mark_delete)
         if self.consumers:
-            self._rejoin()
+            self._rejoin(former)
         if not self.cursor.durable and not self.consumers:
             if self._return_timer is not None:
                 self._return_timer.cancel()
@@ -959,13 +962,12 @@ class Subscription:
                 RETURN_S, self._guard.call, "timer", self._give_up
             )
 
-    def _rejoin(self) -> None:
-        """Make a new dispatcher for the consumers that the seek did not close."""
+    def _rejoin(self, former: Dispatcher | None) -> None:
+        """Make a new dispatcher for the consumers that the seek did not close. They stand by."""
+        assert isinstance(former, Failover)
         now = self._loop.time()
-        dispatcher = self._dispatcher = self._dispatchers[self._type](self._environment())
-        for handle in list(self.consumers.values()):
-            self._carry_out(dispatcher.add_consumer(handle.machine, now), now)
-        self.advance()
+        dispatcher = self._dispatcher = Failover(self._environment())
+        self._carry_out(dispatcher.resume(former, self.consumers, now), now)
 
     def _give_up(self) -> None:
         if not self.consumers and self.state is SubscriptionState.OPEN:

@@ -27,6 +27,7 @@ from magnetar.broker.dispatch.dispatcher import (
     Replay,
 )
 from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.dispatch.failover import Failover
 from magnetar.broker.dispatch.permits import Consumer, Limits
 from magnetar.broker.dispatch.positions import PositionMap
 from magnetar.broker.key_shared_settings import KeySharedSettings
@@ -344,8 +345,8 @@ class DispatcherRig:
 
     def seek(self, target: Position) -> None:
         """Move the cursor to `target`, as the subscription does: everything before `target` is
-        acknowledged, the consumers that may hold entries leave, and the others join a new
-        dispatcher."""
+        acknowledged, the consumers that may hold entries leave, and a new dispatcher takes the
+        others over."""
         self.outstanding = None
         self.owner.clear()
         self.given_back.clear()
@@ -357,12 +358,10 @@ class DispatcherRig:
             if entry.position < target:
                 self.acks.acknowledge(entry.position)
         self.members = [it for it in self.members if it.active and not it.active[-1]]
-        self.machine = self._make(self.environment)
-        joined, self.members = self.members, []
-        for member in joined:
-            self.members.append(member)
-            self.carry_out(self.machine.add_consumer(member.machine, self.tick()))
-        self.carry_out(self.machine.advance(self.tick()))
+        former, self.machine = self.machine, self._make(self.environment)
+        if isinstance(former, Failover) and isinstance(self.machine, Failover):
+            present = [member.machine for member in self.members]
+            self.carry_out(self.machine.resume(former, present, self.tick()))
 
     def answer_read(self, *, entries_max: int = 1_000, fail: bool = False) -> None:
         """The outstanding read ends. `entries_max` cuts it short, as the byte limit does."""

@@ -72,6 +72,44 @@ def test_one_topic_without_partitions_takes_the_first_subscriber_of_the_best_pri
     assert it.chosen() is two
 
 
+@pytest.mark.parametrize("partition", [None, 5])
+def test_a_change_visits_one_of_a_thousand_consumers(partition: int | None) -> None:
+    visits = 0
+
+    class Visited(Consumer):
+        def __getattribute__(self, name: str) -> object:
+            nonlocal visits
+            visits += name == "priority"
+            return super().__getattribute__(name)
+
+    group = [
+        Visited(f"{number:03}", 0, lambda: True, Limits(), join_number=number)
+        for number in range(1_000)
+    ]
+    it = candidates(partition=partition)
+    for each in group:
+        it.add(each)
+        it.chosen()
+    group[5].leaving = group[0].leaving = True
+    it.on_leaving(group[5])
+    it.on_leaving(group[0])
+    assert it.chosen() is (group[1] if partition is None else group[7])
+    for each in group[:-1]:
+        it.remove(each)
+        it.chosen()
+    assert it.chosen() is group[-1]
+    assert visits == 1_000
+
+
+def test_a_leaving_consumer_is_chosen_if_all_are_leaving() -> None:
+    one, two = consumer("a", 0), consumer("b", 1)
+    it = candidates(one, two)
+    for each, chosen in ((one, two), (two, one)):
+        each.leaving = True
+        it.on_leaving(each)
+        assert it.chosen() is chosen
+
+
 def ring_choice(topic: str, names: list[str]) -> str:
     """Pulsar's algorithm: a ring with 100 points of each consumer, and the ceiling of the topic."""
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.consumer import ConsumerHandle
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
-KEY_SHARED = SubscriptionType.KEY_SHARED
+FAILOVER, KEY_SHARED = SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 HEADER = EntryHeader("p", 1_700_000_000_000)
 REQUEST = SubscribeRequest(1, "s", EXCLUSIVE, CLIENT, consumer_name="c", durable=False)
 
@@ -431,20 +431,23 @@ async def test_second_exclusive_consumer_joins_when_the_first_does_not_answer() 
 
 
 async def test_a_seek_closes_only_the_active_consumer_of_a_single_active_type() -> None:
-    async with opened_shell() as it:
-        active, standby = FakeConsumerSession(), FakeConsumerSession()
-        it.attach(active)
-        waiting = it.attach(standby)
-        one, two = it.machine.joined
-        it.machine.actions = [Activate(one, True), Activate(two, False)]
-        waiting.flow(5)
-        it.subscription._begin_seek()
-        await it.subscription._disconnect_holders()
-        waiting.flow(7)  # kept: the client does not grant these permits again
-        it.subscription._end_seek()
+    async with opened_topic(ClusterState()) as rig:
+        _, active = await rig.subscribe(kind=FAILOVER)
+        (two, next_active), (three, standby), (four, gone) = [
+            await rig.subscribe(kind=FAILOVER, permits=5) for _ in range(3)
+        ]
+        subscription = rig.topic.subscriptions["s"]
+        former = subscription._begin_seek()
+        await subscription._disconnect_holders()
+        two.flow(7)  # kept: the client does not grant these permits again
+        four.close_nowait()
+        subscription._end_seek(former)
         assert active.reason is CloseReason.SEEK
-        assert standby.reason is None
-        assert len(it.made) == 2
-        assert it.machine.joined == [two]
-        assert [event for event, _ in it.machine.events] == ["join", "advance"]
-        assert two.permits == 7  # the scripted dispatcher counts none itself
+        assert subscription.dispatcher is not former
+        assert list(subscription.consumers) == [two.machine, three.machine]
+        assert two.machine.permits == 12
+        assert next_active.active == [False, True]
+        assert standby.active == [False]  # one of thousands: not told again
+        assert gone.active == [False]
+        two.close_nowait()
+        assert standby.active == [False, True]

@@ -312,6 +312,17 @@ async def test_only_the_active_consumer_of_a_failover_subscription_gets_messages
         await world.consume(kind=SHARED)
 
 
+async def test_a_draining_active_consumer_is_replaced_at_once() -> None:
+    world = World()
+    one, first = await world.consume(kind=FAILOVER)
+    _, second = await world.consume(kind=FAILOVER)
+    producer, _ = await world.produce()
+    await one.drain()
+    world.send(producer, "a")
+    assert (first.active, second.active) == ([True, False], [False, True])
+    assert (first.texts, second.texts) == ([], ["a"])
+
+
 async def test_the_limits_of_the_policies_count() -> None:
     world = World()
     world.policies.set(

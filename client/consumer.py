@@ -415,7 +415,7 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
         message = queue.first()
         if message is None:
             message = await next_message(subscriber, queue, timeout_s)
-        if decoder is None or decoder.knows(message):
+        if decoder is None or decoder.maybe_prepare(message):
             break
         # Fetch the schema before taking the message: a reader that loses its broker continues
         # after the last message that it has taken.

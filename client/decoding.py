@@ -3,7 +3,8 @@
 A consumer has one decoder. The decoder fetches each version once after an attachment, and keeps a
 bounded number of versions. In the asyncio client it fetches a version before `receive` returns the
 message, so that `value()` never waits. In the synchronous client it fetches when the program calls
-`value()`.
+`value()`. The messages of an entry keep the decoder that the first of them needed: later, the
+version may belong to a new topic of the same name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from magnetar.protos.names import TopicName
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from magnetar.client.message import Message
     from magnetar.client.schema.schema import Schema, SchemaInfo
@@ -54,20 +55,19 @@ class Decoder:
         self._fetch = fetch
         self._wait = wait
         self._known: dict[Key, Callable[[Message], Any] | PulsarException] = {}
-        # Versions that `doubt` moved here. They decode the messages that the program already has.
-        # For the next message, the decoder fetches the version again.
-        self._former: dict[Key, Callable[[Message], Any] | PulsarException] = {}
         self._forgotten = 0  # counts the calls of `forget`
         self._turn = asyncio.Lock()
 
-    def knows(self, message: Message) -> bool:
-        """Return whether `decode` can decode the message without asking a broker."""
-        version = message.delivery.schema_version
-        return (
-            len(version) != VERSION_BYTES
-            or not self.schema.needs_writer
-            or (_topic_of(message), version) in self._known
-        )
+    def maybe_prepare(self, message: Message) -> bool:
+        """Give the message the decoder of its version if it is known. Returns whether `decode`
+        needs no broker."""
+        delivery = message.delivery
+        if len(delivery.schema_version) != VERSION_BYTES or not self.schema.needs_writer:
+            return True
+        found = self._found(message)
+        if found is not None and not isinstance(found, PulsarException):
+            delivery.decode = found
+        return found is not None
 
     async def prepare(self, message: Message) -> None:
         """Fetch the schema version of a message if it is not known.
@@ -77,7 +77,7 @@ class Decoder:
         """
         key = _topic_of(message), message.delivery.schema_version
         async with self._turn:
-            if self.knows(message):
+            if self.maybe_prepare(message):
                 return
             generation, forgotten = self.generation, self._forgotten
             found: Callable[[Message], Any] | PulsarException
@@ -91,10 +91,10 @@ class Decoder:
             else:
                 found = decode or self.schema.decode_message
             if generation == self.generation:
-                self._former.pop(key, None)
-                _keep(self._known, key, found)
-            elif forgotten == self._forgotten:  # otherwise `found` may be of a deleted topic
-                _keep(self._former, key, found)
+                self._keep(key, found)
+            # Otherwise `found` may be of a deleted topic.
+            if forgotten == self._forgotten and not isinstance(found, PulsarException):
+                message.delivery.decode = found
 
     def decode(self, message: Message) -> Any:
         """Return the value of a message.
@@ -109,19 +109,21 @@ class Decoder:
             return self.schema.decode_message(message)
         if len(version) != VERSION_BYTES:
             raise InvalidMessage(f"a schema version has {VERSION_BYTES} bytes, not {len(version)}")
-        key = _topic_of(message), version
-        found = self._known.get(key)
+        found = self._found(message)
         if found is None and self._wait is not None:
             self._wait(self.prepare(message))
-            found = self._known.get(key)
-        if found is None:
-            found = self._former.get(key)
+            found = self._found(message)
         if found is None:
             number = _number(version)
             raise InvalidMessage(f"schema version {number} was not fetched; receive again")
         if isinstance(found, PulsarException):
             raise found
+        message.delivery.decode = found
         return found(message)
+
+    def _found(self, message: Message) -> Callable[[Message], Any] | PulsarException | None:
+        delivery = message.delivery
+        return delivery.decode or self._known.get((_topic_of(message), delivery.schema_version))
 
     async def _decode_of(self, writer: SchemaInfo) -> Callable[[Message], Any] | None:
         """Call `Schema.message_decoder_of`, in a thread if the definition is large."""
@@ -134,9 +136,10 @@ class Decoder:
 
         A new topic of the same name, or another cluster, gives the same numbers to other schemas.
         """
-        for versions in (self._known, self._former):
-            for key in list(versions) if topic is None else _versions_of(topic, versions):
-                del versions[key]
+        if topic is None:
+            self._known.clear()
+        else:
+            self._drop(topic)
         self.generation += 1
         self._forgotten += 1
 
@@ -146,24 +149,18 @@ class Decoder:
         Called at each attachment: the broker does not report whether the topic was deleted and
         created again since the previous attachment.
         """
-        for key in _versions_of(topic, self._known):
-            _keep(self._former, key, self._known.pop(key))
+        self._drop(topic)
         self.generation += 1
 
+    def _keep(self, key: Key, found: Callable[[Message], Any] | PulsarException) -> None:
+        if len(self._known) >= VERSIONS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[key] = found
 
-def _versions_of(topic: str, versions: Iterable[Key]) -> list[Key]:
-    base = str(TopicName.parse(topic).base)
-    return [key for key in versions if key[0] == base]
-
-
-def _keep(
-    versions: dict[Key, Callable[[Message], Any] | PulsarException],
-    key: Key,
-    found: Callable[[Message], Any] | PulsarException,
-) -> None:
-    if len(versions) >= VERSIONS_MAX:
-        del versions[next(iter(versions))]
-    versions[key] = found
+    def _drop(self, topic: str) -> None:
+        base = str(TopicName.parse(topic).base)
+        for key in [key for key in self._known if key[0] == base]:
+            del self._known[key]
 
 
 def _topic_of(message: Message) -> str:

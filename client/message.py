@@ -12,6 +12,8 @@ from magnetar.client.errors import InvalidMessage, WrongType
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.client.encryption import EncryptionContext
     from magnetar.protos.batch import Batch, ReceivedMessage
 
@@ -22,8 +24,8 @@ _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in the clie
 class Delivery:
     """The common data of the messages of one delivered entry.
 
-    The client does not change a Delivery after the creation of its first message. The class is not
-    frozen, for speed.
+    The client does not change a Delivery after the creation of its first message, except `decode`.
+    The class is not frozen, for speed.
     """
 
     topic: str
@@ -36,6 +38,9 @@ class Delivery:
     generation: int  # the generation of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
     decoder: Decoder | None = None  # None: the consumer has no schema
+    # Decodes the messages with their schema version. None: no message was decoded or taken yet, or
+    # the messages have no version.
+    decode: Callable[[Message], Any] | None = field(default=None, compare=False)
     # The number of times that the client had moved to another cluster before the delivery.
     # None: the program made the message.
     cluster: int | None = None

@@ -213,6 +213,8 @@ def _read(url: str, status: int, answer: bytes) -> Any:
             return found
         refusal = found["reason"], found.get("error", ""), found.get("advice", "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if status >= 500:  # a proxy between here and the broker may have passed the request on
+            raise NoAnswer(f"{_strange(url)} (HTTP status {status})") from error
         raise NotABroker(_strange(url)) from error
     raise Refused(status, *refusal)
 

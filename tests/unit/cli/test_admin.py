@@ -200,7 +200,19 @@ def test_a_query_is_repeated_when_the_answer_ends_early() -> None:
     assert code == 0
 
 
-@pytest.mark.parametrize("answer", [b"220 mail\r\n", b"\0\0\0\1", WHOLE.replace(b"{", b"<")])
+@pytest.mark.parametrize("status", [b"502 Bad Gateway", b"504 Gateway Timeout"])
+def test_a_change_is_not_repeated_after_a_failure_of_a_proxy(status: bytes) -> None:
+    answer = b"HTTP/1.1 " + status + b"\r\ncontent-length: 3\r\n\r\n<p>"
+    with broker() as second, server_of([answer]) as first:
+        code, _, errors = invoke(f"{first},{second.url}", "topics", "create", "t")
+    assert (code, second.asked) == (1, [])
+    assert "Whether the request was carried out is unknown" in errors
+
+
+PAGE = b"HTTP/1.1 404 Not Found\r\ncontent-length: 3\r\n\r\n<p>"
+
+
+@pytest.mark.parametrize("answer", [b"220 mail\r\n", b"\0\0\0\1", PAGE])
 def test_a_change_is_sent_to_the_next_address_when_the_first_is_no_broker(answer: bytes) -> None:
     with broker() as second, server_of([answer]) as first:
         second.answer(f"{PREFIX}/t", status=204)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from magnetar.client.errors import (
@@ -10,6 +11,7 @@ from magnetar.client.errors import (
     LookupError,  # noqa: A004 - Apache's name
     PulsarException,
     from_server_error,
+    is_retriable,
 )
 from magnetar.client.session.pool import Purpose
 from magnetar.client.session.service_url import parse_service_url, scheme_of
@@ -17,6 +19,8 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from google.protobuf.message import Message as Body
 
     from magnetar.client.session.connection import Connection
@@ -212,33 +216,36 @@ class Lookup:
             try:
                 return await self._ask_partitions(topic, creates=creates)
             except ConnectError:
-                self._turn_to_next()
+                pass
         return await self._ask_partitions(topic, creates=creates)
 
     async def _ask_partitions(self, topic: str, *, creates: bool) -> int:
         connection = await self.any_broker()
-        answer = await self._answer(
-            connection,
-            pb.CommandPartitionedTopicMetadata(
-                topic=topic, metadata_auto_creation_enabled=None if creates else False
-            ),
-            pb.CommandPartitionedTopicMetadataResponse,
-        )
-        if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
-            raise from_server_error(
-                answer.error, answer.message, topic=topic, broker=connection.broker
+        with self._turning_after_error():
+            answer = await self._answer(
+                connection,
+                pb.CommandPartitionedTopicMetadata(
+                    topic=topic, metadata_auto_creation_enabled=None if creates else False
+                ),
+                pb.CommandPartitionedTopicMetadataResponse,
             )
+            if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+                raise from_server_error(
+                    answer.error, answer.message, topic=topic, broker=connection.broker
+                )
         return answer.partitions
 
     async def topics(
         self, namespace: str, mode: pb.CommandGetTopicsOfNamespace.Mode.ValueType
     ) -> list[str]:
         """Return the full names of all topics of a namespace. Raises the errors of `owner`."""
-        answer = await self._answer(
-            await self.any_broker(),
-            pb.CommandGetTopicsOfNamespace(namespace=namespace, mode=mode),
-            pb.CommandGetTopicsOfNamespaceResponse,
-        )
+        connection = await self.any_broker()
+        with self._turning_after_error():
+            answer = await self._answer(
+                connection,
+                pb.CommandGetTopicsOfNamespace(namespace=namespace, mode=mode),
+                pb.CommandGetTopicsOfNamespaceResponse,
+            )
         return list(answer.topics)
 
     async def schema(self, topic: str, version: bytes) -> pb.Schema:
@@ -247,15 +254,16 @@ class Lookup:
         Raises TopicNotFound if the topic does not have the version, and the errors of `owner`.
         """
         connection = await self.any_broker()
-        answer = await self._answer(
-            connection,
-            pb.CommandGetSchema(topic=topic, schema_version=version),
-            pb.CommandGetSchemaResponse,
-        )
-        if answer.HasField("error_code"):
-            raise from_server_error(
-                answer.error_code, answer.error_message, topic=topic, broker=connection.broker
+        with self._turning_after_error():
+            answer = await self._answer(
+                connection,
+                pb.CommandGetSchema(topic=topic, schema_version=version),
+                pb.CommandGetSchemaResponse,
             )
+            if answer.HasField("error_code"):
+                raise from_server_error(
+                    answer.error_code, answer.error_message, topic=topic, broker=connection.broker
+                )
         return answer.schema
 
     async def _answer(self, connection: Connection, body: Body, answer: type[Answer]) -> Answer:
@@ -305,6 +313,20 @@ class Lookup:
     def _in_turn(self) -> list[str]:
         """Return the brokers of the service URL, beginning with the next one to ask."""
         return [*self._brokers[self._first :], *self._brokers[: self._first]]
+
+    @contextmanager
+    def _turning_after_error(self) -> Iterator[None]:
+        """After an error that may be temporary, let the next question go to the next broker: this
+        broker may be cut off from the cluster, or silent."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._turn_to_next()
+            raise
+        except PulsarException as error:
+            if is_retriable(error):
+                self._turn_to_next()
+            raise
 
     def _turn_to_next(self) -> None:
         self._first = (self._first + 1) % len(self._brokers)

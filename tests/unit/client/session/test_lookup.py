@@ -1,0 +1,37 @@
+"""The questions that a client asks the brokers of its service URL, which may answer with errors."""
+
+from __future__ import annotations
+
+import re
+
+from fakes.client_world import EARLIEST, A, client_among, data, publish, receive
+
+from magnetar.protos import pulsar_pb2 as pb
+
+MANY = 1000  # more questions than a client asks within its time limit
+
+
+def cut_off() -> pb.CommandPartitionedTopicMetadataResponse:
+    """The answer of a broker that cannot read the partitions now."""
+    response = pb.CommandPartitionedTopicMetadataResponse
+    return response(response=response.Failed, error=pb.ServiceNotReady, message="cut off")
+
+
+async def test_partitions_are_asked_of_the_next_broker_after_a_temporary_error() -> None:
+    async with client_among() as (client, cluster):
+        cluster.brokers[A].script(
+            pb.CommandPartitionedTopicMetadata, *[cut_off() for _ in range(MANY)]
+        )
+        await client.create_producer("t")
+        assert len(cluster.brokers[A].commands(pb.CommandPartitionedTopicMetadata)) == 1
+
+
+async def test_topics_are_asked_of_the_next_broker_after_a_temporary_error() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3)
+        answers = [pb.CommandError(error=pb.MetadataError, message="cut off") for _ in range(MANY)]
+        cluster.brokers[A].script(pb.CommandGetTopicsOfNamespace, *answers)
+        consumer = await client.subscribe(
+            re.compile("persistent://public/default/t.*"), "s", initial_position=EARLIEST
+        )
+        assert data(await receive(consumer, 3)) == [0, 1, 2]

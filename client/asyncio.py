@@ -180,13 +180,7 @@ class Client:
         name = topic_name(topic)
         await self._begin()
         self._check_open()
-        try:
-            async with asyncio.timeout(self._parts.timeout_s):
-                count = await self._parts.lookup.partitions(str(name))
-        except TimeoutError:
-            raise Timeout(
-                "no broker answered the request for the partitions", topic=str(name)
-            ) from None
+        count = await partitions_of(str(name), self._parts)
         return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
 
     def get_service_info(self) -> ServiceInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from magnetar.client.asking import asking
 from magnetar.client.consuming.letter_producer import LetterProducer, OpenProducer
 from magnetar.client.consuming.letter_schemas import LetterSchemas
 from magnetar.client.consuming.letters import (
@@ -140,7 +141,7 @@ def first_of(topics: Sequence[TopicName]) -> TopicName:
 async def _default(topic: str, subscription: str, suffix: str, parts: Parts) -> str:
     legacy = legacy_topic(topic, subscription, suffix)
     try:
-        await parts.lookup.partitions(legacy, creates=False)
+        await asking(lambda: parts.lookup.partitions(legacy, creates=False), parts, legacy)
     except TopicNotFound:
         return default_topic(topic, subscription, suffix)
     return legacy

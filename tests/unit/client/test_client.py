@@ -302,9 +302,10 @@ def test_import_does_not_load_grpc_or_server_libraries() -> None:
 
 async def test_get_topic_partitions_without_answer_raises_connect_error() -> None:
     async with client_among(operation_timeout_seconds=3) as (client, cluster):
-        cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, None, None)
+        silence = [None] * 10
+        cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, *silence)
         assert await client.get_topic_partitions("t") == [TOPIC]  # the other told
-        cluster.brokers[B].script(pb.CommandPartitionedTopicMetadata, None)
+        cluster.brokers[B].script(pb.CommandPartitionedTopicMetadata, *silence)
         with pytest.raises(ConnectError, match="the broker did not answer within 1 s"):
             await client.get_topic_partitions("t")
 

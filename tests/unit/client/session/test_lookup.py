@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-from fakes.client_world import EARLIEST, A, client_among, data, publish, receive
+import pytest
+from fakes.client_world import EARLIEST, TOPIC, A, client_among, data, publish, receive
 
+from magnetar.client.options import ConsumerType
 from magnetar.protos import pulsar_pb2 as pb
 
 MANY = 1000  # more questions than a client asks within its time limit
@@ -35,3 +37,22 @@ async def test_topics_are_asked_of_the_next_broker_after_a_temporary_error() -> 
             re.compile("persistent://public/default/t.*"), "s", initial_position=EARLIEST
         )
         assert data(await receive(consumer, 3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True])
+async def test_get_topic_partitions_asks_again_after_a_temporary_error(
+    is_partitioned: bool,
+) -> None:
+    async with client_among(A, service_url=A) as (client, cluster):
+        cluster.partitions[TOPIC] = 2 * is_partitioned
+        cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, cut_off(), cut_off())
+        assert len(await client.get_topic_partitions("t")) == 1 + is_partitioned
+
+
+async def test_consumer_with_retries_asks_for_its_letter_topics_again_after_a_temporary_error() -> (
+    None
+):
+    async with client_among(A, service_url=A) as (client, cluster):
+        cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, cut_off(), cut_off())
+        consumer = await client.subscribe("t", "s", ConsumerType.Shared, enable_retry=True)
+        assert consumer.is_connected()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,7 +14,7 @@ from magnetar.cli.client import DEFAULT_SERVICE_URL, ServiceUrl, run_client
 from magnetar.cli.lines import STDIN, LineSource
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
 # Pending messages: enough for one full batch and for the next one, which is being filled.
 IN_FLIGHT_MAX: Final = 2000
@@ -83,18 +83,15 @@ def produce(
                 max_pending_messages=IN_FLIGHT_MAX,
                 block_if_queue_full=True,  # large messages may reach the limit in bytes first
             )
-            pace = _Pace(rate)
-            async for chunk in _chunks(contents, lines, num_produce):
-                for part in pace.parts(chunk):
-                    await pace.wait()
-                    async with asyncio.TaskGroup() as group:
-                        for content in part:
-                            group.create_task(send(producer, content))
 
-    async def send(producer: magnetar.asyncio.Producer, content: bytes) -> None:
-        nonlocal sent
-        await producer.send(content, properties=labels, partition_key=key)
-        sent += 1
+            async def send(content: bytes) -> None:
+                nonlocal sent
+                await producer.send(content, properties=labels, partition_key=key)
+                sent += 1
+
+            pace = Pace(rate)
+            async for chunk in _chunks(contents, lines, num_produce):
+                await send_paced(chunk, pace, send)
 
     try:
         run_client(service_url, work())
@@ -119,7 +116,7 @@ def parse_properties(options: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-class _Pace:
+class Pace:
     """Limits the rate of sends."""
 
     def __init__(self, rate: float) -> None:
@@ -128,10 +125,6 @@ class _Pace:
         self._began_s: float | None = None  # loop time of the first send; None: none yet
         self._sent = 0
 
-    def parts(self, chunk: Sequence[bytes]) -> list[Sequence[bytes]]:
-        """Divide a chunk into parts to send at once: single messages if the rate is limited."""
-        return [[content] for content in chunk] if self._rate else [chunk]
-
     async def wait(self) -> None:
         """Return when the next message may be sent."""
         if self._rate:
@@ -139,6 +132,16 @@ class _Pace:
             self._began_s = loop.time() if self._began_s is None else self._began_s
             await asyncio.sleep(self._began_s + self._sent / self._rate - loop.time())
             self._sent += 1
+
+
+async def send_paced(
+    contents: Sequence[bytes], pace: Pace, send: Callable[[bytes], Coroutine[Any, Any, None]]
+) -> None:
+    """Begin the sends at this pace. Returns when all messages have their receipts."""
+    async with asyncio.TaskGroup() as group:
+        for content in contents:
+            await pace.wait()
+            group.create_task(send(content))
 
 
 async def _chunks(

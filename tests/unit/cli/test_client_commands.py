@@ -23,7 +23,7 @@ import magnetar.asyncio
 from magnetar.cli.client import run_client
 from magnetar.cli.lines import READ_BYTES, LineSource
 from magnetar.cli.main import make_app
-from magnetar.cli.produce import parse_properties, split
+from magnetar.cli.produce import Pace, parse_properties, send_paced, split
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
 
@@ -75,6 +75,22 @@ def test_contradicting_options_are_refused(arguments: list[str], reason: str) ->
     code, said = invoke(*arguments)
     assert code == 2
     assert reason in said
+
+
+async def test_a_rate_holds_although_receipts_take_longer_than_the_pause() -> None:
+    loop = asyncio.get_running_loop()
+    begun: list[float] = []
+
+    async def send(content: bytes) -> None:
+        begun.append(loop.time())
+        await asyncio.sleep(1)
+
+    pace, start = Pace(10), loop.time()
+    for _ in range(2):  # the second chunk makes up for the wait for the receipts of the first
+        await send_paced([b"x"] * 50, pace, send)
+    assert len(begun) == 100
+    assert begun[49] - start == pytest.approx(4.9, abs=0.01)
+    assert loop.time() - start == pytest.approx(10.9, abs=0.01)
 
 
 async def _all_lines(path: Path, lines_max: int) -> list[bytes]:

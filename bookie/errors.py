@@ -37,9 +37,10 @@ class ReadsOverloaded(BookieError):
 
 
 class CollectionAborted(BookieError):
-    """A round of the collector ended early, because the metadata or the store cannot be trusted."""
+    """A round of the collector ended early, because the metadata or the store cannot be trusted.
+    The round may have deleted ledgers before."""
 
-    definite = True
+    definite = False
 
 
 class StartRefused(BookieError):

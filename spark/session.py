@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 DRIVER_MEMORY: Final = "1g"
 # The longest wait for a child's exec. An exec takes milliseconds, unless the machine is overloaded.
 EXEC_S_MAX: Final = 5.0
+
+_ENDED: Final = (FileNotFoundError, ProcessLookupError)
+"""The errors of a call about a process or thread that has ended meanwhile."""
 
 
 def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> SparkSession:
@@ -80,10 +84,14 @@ def end_java() -> None:
     that is still starting would run on for seconds and then print an error.
     """
     for children in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, children.read_text().split()):
+        pids: list[str] = []
+        with suppress(*_ENDED):  # threads end at any time
+            pids = children.read_text().split()
+        for pid in map(int, pids):
             # This also finds a child that still runs the script bin/spark-submit.
             if b"spark" in _command_of(pid):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(*_ENDED):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _command_of(child: int) -> bytes:
@@ -97,7 +105,7 @@ def _command_of(child: int) -> bytes:
         try:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
             state = Path(f"/proc/{child}/stat").read_bytes().rpartition(b") ")[2][:1]
-        except (FileNotFoundError, ProcessLookupError):
+        except _ENDED:
             return b""
         if command not in (b"", own) or state == b"Z" or time.monotonic() > give_up_s:
             return command

@@ -43,12 +43,21 @@ ENDS_A_CHILD = """
 import os
 import signal
 import threading
+from pathlib import Path
 from magnetar.spark.session import end_java
 reading, writing = os.pipe()
 child = os.fork()
 if child == 0:
     os.read(reading, 1)
     os.execvp("sleep", ["bin/spark-submit", "60"])
+
+
+def with_ended_threads(self, pattern, glob=Path.glob):
+    yield Path("/proc/self/task/1/children")  # a thread that has ended after the listing
+    yield from glob(self, pattern)
+
+
+Path.glob = with_ended_threads
 ending = threading.Thread(target=end_java)
 ending.start()
 ending.join(0.1)  # without the wait it has looked, and passed over the child

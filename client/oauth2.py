@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlencode
 
 from magnetar.client.blocking import in_thread
@@ -18,6 +18,7 @@ from magnetar.client.errors import ErrorGettingAuthenticationData, InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from http.client import HTTPMessage
 
 ANSWER_BYTES_MAX: Final = 1 << 20
 REQUEST_S: Final = 10.0
@@ -108,6 +109,27 @@ class Oauth2Tokens:
         return token, began + max(0.0, min(lifetime_s, LIFETIME_S_MAX) - EARLY_S)
 
 
+class EncryptedRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects from HTTPS to HTTP: an unencrypted answer could name an endpoint of an
+    attacker, which would get the client's secret. Raises ValueError."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise ValueError(f"{req.full_url} redirects to {newurl!r}, which is not encrypted")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_opener = urllib.request.build_opener(EncryptedRedirects)
+
+
 def _ask(url: str, form: bytes | None = None) -> dict[str, Any]:
     """Send a GET, or a POST of `form`. Return the JSON object that the server answers.
 
@@ -116,7 +138,7 @@ def _ask(url: str, form: bytes | None = None) -> dict[str, Any]:
     if not url.startswith(("https://", "http://")):
         raise ValueError(f"{url!r} is not an HTTP URL")
     request = urllib.request.Request(url, data=form, headers={"Accept": "application/json"})
-    with urllib.request.urlopen(request, timeout=REQUEST_S) as response:
+    with _opener.open(request, timeout=REQUEST_S) as response:
         values: Any = json.loads(response.read(ANSWER_BYTES_MAX))
     if not isinstance(values, dict):
         raise ValueError(f"{url} did not answer with a JSON object")

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import http.server
 import json
+import ssl
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -24,7 +26,6 @@ from magnetar.client.oauth2 import TOKEN_BYTES_MAX, Oauth2Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.real_loop
 
@@ -131,6 +132,9 @@ async def test_secrets_are_not_in_errors(tmp_path: Path) -> None:
         with pytest.raises(ErrorGettingAuthenticationData) as caught:
             await authentication.auth.data()
         assert "secret" not in str(caught.value)
+
+
+TLS = Path(__file__).parents[2] / "fakes" / "tls"
 
 
 class Issuer(http.server.BaseHTTPRequestHandler):
@@ -280,3 +284,33 @@ async def test_oauth2_sends_no_secret_in_the_clear(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ErrorGettingAuthenticationData, match="not encrypted"):
         await magnetar.AuthenticationOauth2(params).auth.data()
     assert asked == ["https://a/.well-known/openid-configuration"]
+
+
+async def test_oauth2_follows_no_redirect_from_https_to_http(
+    issuer: tuple[str, type[Issuer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, handler = issuer
+
+    class Redirecting(Issuer):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"{url}.well-known/openid-configuration")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "server.pem", TLS / "server-key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "ca.pem"))
+    with http.server.ThreadingHTTPServer(("localhost", 0), Redirecting) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        data = "data:application/json;base64," + base64.b64encode(KEY.encode()).decode()
+        values = {"issuer_url": f"https://localhost:{server.server_port}", "private_key": data}
+        try:
+            with pytest.raises(ErrorGettingAuthenticationData, match="which is not encrypted"):
+                await magnetar.AuthenticationOauth2(json.dumps(values)).auth.data()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert handler.forms == []

@@ -155,9 +155,11 @@ class Dispatcher(Protocol):
         """The consumer acknowledged these whole entries. The cursor has recorded the
         acknowledgement."""
 
-    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
-        """The consumer acknowledged some messages of this batch, perhaps the last unacknowledged
-        ones. The cursor has recorded the acknowledgement."""
+    def on_partly_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
+        """The consumer acknowledged some messages of each of these batches, perhaps the last
+        unacknowledged ones. The cursor has recorded the acknowledgements."""
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
         """Every entry before `position` is acknowledged, and some or all messages of the entry at

@@ -98,7 +98,9 @@ class Failover(SingleActive):
     ) -> list[Action]:
         return super().on_acked(consumer, positions, now) + self._maybe_switch(now)
 
-    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
+    def on_partly_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
         return self._maybe_switch(now)
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:

@@ -76,7 +76,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
-from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
+from magnetar.broker.dispatch.acks import unacked_messages
 from magnetar.broker.dispatch.assignment import require_same, selector_of
 from magnetar.broker.dispatch.chunks import ChunkRoutes
 from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
@@ -84,7 +84,7 @@ from magnetar.broker.dispatch.draining import DrainingHashes
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.key_shared_policy import KeySharedMode, KeySharedPolicy
 from magnetar.broker.dispatch.keyed_replay import KeyedReplay
-from magnetar.broker.dispatch.permits import Consumer, unacked_by_subscription
+from magnetar.broker.dispatch.permits import Consumer, holders, unacked_by_subscription
 from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
 from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
@@ -283,40 +283,37 @@ class KeyShared:
         self, consumer: Consumer, positions: Sequence[Position], now: float
     ) -> list[Action]:
         before = consumer.unacked
+        elsewhere: list[Position] = []
         for position in positions:
-            if not self._forget(position, consumer, now):
-                for other in self._holders():
-                    if self._forget(position, other, now):
-                        break
+            if not self._forget(position, consumer, now) and self.slots.get(position):
+                elsewhere.append(position)
             if self._chunks:
                 self._chunks.on_gone(position)
         consumer.acked += before - consumer.unacked
+        if elsewhere:
+            for owner, position in holders(self._holders(), elsewhere):
+                self._forget(position, owner, now)
         if self._withheld:
             self._queue({self._withheld.on_acked(position) for position in positions})
         self._refresh_pins()
         return self.advance(now)
 
-    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
-        if self._acks.is_acked(position):
-            return self.on_acked(consumer, [position], now)
-        ack_set = self._acks.batch_ack_set(position)
-        owners = [it for it in (consumer, *self._holders()) if it.pending.get(position)]
-        if owners and ack_set is not None:
-            # An acknowledgement never raises the count, even if its ack set has bits beyond the
-            # batch.
-            owner, before = owners[0], owners[0].pending.get(position)
-            left = min(unacked_in(ack_set), before)
-            owner.on_unacked(left - before)
-            consumer.acked += before - left
-            owner.pending.set(position, left)
-        return self.advance(now)
+    def on_partly_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
+        acks = self._acks
+        partly = [at for at in positions if not acks.is_acked(at) and self.slots.get(at)]
+        for owner, position in holders(chain((consumer,), self._holders()), partly):
+            consumer.acked += owner.on_partly_acked(position, acks.batch_ack_set(position))
+        return self.on_acked(consumer, [at for at in positions if acks.is_acked(at)], now)
 
     def on_skipped(self, positions: Sequence[Position], now: float) -> None:
         """The broker has acknowledged these entries, because they are lost. The outstanding read,
         which found them lost, fails next."""
+        pending = [position for position in positions if self.slots.get(position)]
+        for consumer, position in holders(self._holders(), pending):
+            self._forget(position, consumer, now)
         for position in positions:
-            if self.slots.get(position):
-                any(self._forget(position, consumer, now) for consumer in self._holders())
             self._chunks.on_gone(position)
         if self._withheld:
             self._queue({self._withheld.on_acked(position) for position in positions})

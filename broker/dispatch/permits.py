@@ -6,11 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.dispatch.acks import unacked_in
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.positions import PositionMap
+from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 
@@ -110,6 +112,18 @@ class Consumer:
         else:
             self.blocked = self.unacked >= self.limits.unacked_per_consumer
 
+    def on_partly_acked(self, position: Position, ack_set: tuple[int, ...] | None) -> int:
+        """`ack_set` has the unacknowledged messages of a pending entry; None: it is not known.
+        Returns the number of messages that are acknowledged now."""
+        if ack_set is None:
+            return 0
+        before = self.pending.get(position)
+        # An acknowledgement never raises the count, even if its ack set has bits beyond the batch.
+        left = min(unacked_in(ack_set), before)
+        self.on_unacked(left - before)
+        self.pending.set(position, left)
+        return before - left
+
     def explain(self) -> list[Reason]:
         """The reasons why the consumer is not available. []: it is available."""
         reasons: list[Reason] = []
@@ -143,3 +157,32 @@ class Consumer:
         assert self.unacked == self.pending.total()
         assert not self.blocked or self.unacked > self.limits.unacked_per_consumer // 2
         assert self.blocked or self.unacked < self.limits.unacked_per_consumer
+
+
+def holders(
+    consumers: Iterable[Consumer], positions: Iterable[Position]
+) -> Iterator[tuple[Consumer, Position]]:
+    """Yield the consumer at which each of these entries is pending. Leaves out the entries that are
+    pending at none. The caller may take yielded entries off.
+
+    The call visits each consumer once, for any number of entries, and ends when all are found: a
+    client may acknowledge 1,500 entries at once that none of 10,000 consumers has.
+    """
+    wanted: dict[int, set[int]] = {}
+    for ledger, entry in positions:
+        wanted.setdefault(ledger, set()).add(entry)
+    if not wanted:
+        return
+    for consumer in consumers:
+        ledgers = consumer.pending.ledgers()
+        if ledgers.keys().isdisjoint(wanted):
+            continue
+        for ledger in ledgers.keys() & wanted.keys():
+            found = ledgers[ledger].keys() & wanted[ledger]
+            wanted[ledger] -= found
+            if not wanted[ledger]:
+                del wanted[ledger]
+            for entry in found:
+                yield consumer, Position(ledger, entry)
+        if not wanted:
+            return

@@ -33,13 +33,14 @@ Invariants (see `check`):
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
+from magnetar.broker.dispatch.acks import unacked_messages
 from magnetar.broker.dispatch.chunks import ChunkRoutes
 from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.explain import Reason, Why
-from magnetar.broker.dispatch.permits import unacked_by_subscription
+from magnetar.broker.dispatch.permits import holders, unacked_by_subscription
 from magnetar.broker.dispatch.positions import ReplaySet
 from magnetar.broker.dispatch.rotation import Rotation
 
@@ -140,31 +141,31 @@ class Shared:
         self, consumer: Consumer, positions: Sequence[Position], now: float
     ) -> list[Action]:
         pending, done = consumer.pending, 0
+        elsewhere: list[Position] = []
         for position in positions:
             messages = pending.pop(position)
             if messages:
                 done += messages
             else:
-                self._acked_elsewhere(position)
+                elsewhere.append(position)
             if self._chunks:
                 self._chunks.on_gone(position)
+        # These may be pending at other consumers, be in replay, or never have been delivered.
+        if elsewhere:
+            for owner, position in holders(self._consumers, elsewhere):
+                owner.on_unacked(-owner.pending.pop(position))
         consumer.on_unacked(-done)
         consumer.acked += done
         return self.advance(now)
 
-    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
-        if self._acks.is_acked(position):
-            return self.on_acked(consumer, [position], now)
-        owner = self._owner(position, first=consumer)
-        ack_set = self._acks.batch_ack_set(position)
-        if owner is not None and ack_set is not None:
-            # An acknowledgement never raises the count, even if its ack set has bits beyond the
-            # batch.
-            left = min(unacked_in(ack_set), owner.pending.get(position))
-            consumer.acked += owner.pending.get(position) - left
-            owner.on_unacked(left - owner.pending.get(position))
-            owner.pending.set(position, left)
-        return self.advance(now)
+    def on_partly_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
+        acks = self._acks
+        partly = [position for position in positions if not acks.is_acked(position)]
+        for owner, position in holders(chain((consumer,), self._consumers), partly):
+            consumer.acked += owner.on_partly_acked(position, acks.batch_ack_set(position))
+        return self.on_acked(consumer, [at for at in positions if acks.is_acked(at)], now)
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
         for consumer in self._consumers:
@@ -462,23 +463,3 @@ class Shared:
         limit = self._limits.unacked_per_subscription
         self._full = self.unacked > limit // 2 if self._full else self.unacked >= limit
         return self._full
-
-    # ---- owners ----------------------------------------------------------------------------------
-
-    def _owner(self, position: Position, *, first: Consumer) -> Consumer | None:
-        if first.pending.get(position):
-            return first
-        for consumer in self._consumers:
-            if consumer.pending.get(position):
-                return consumer
-        return None
-
-    def _acked_elsewhere(self, position: Position) -> None:
-        """The entry is not pending at the consumer that acknowledged it. It may be pending at
-        another consumer, be in replay, or never have been delivered. Remove it from the pending
-        entries of another consumer."""
-        for consumer in self._consumers:
-            messages = consumer.pending.pop(position)
-            if messages:
-                consumer.on_unacked(-messages)
-                return

@@ -80,7 +80,9 @@ class SingleActive:
         consumer.acked += round(len(positions) * consumer.messages_per_entry)
         return []
 
-    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
+    def on_partly_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
         return []
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:

@@ -405,9 +405,10 @@ class Subscription:
         for position, ack_set in partial:
             self.cursor.acknowledge_batch(position, ack_set, done)
             self._note_acked(position)
-            if self.cursor.is_acked(position):
-                self.delays.on_acked([position])
-            self._carry_out(dispatcher.on_partly_acked(handle.machine, position, now), now)
+        if partial:
+            batches = [position for position, _ in partial]
+            self.delays.on_acked([at for at in batches if self.cursor.is_acked(at)])
+            self._carry_out(dispatcher.on_partly_acked(handle.machine, batches, now), now)
         if self._log.terminated is not None:
             self.tell_end()
 

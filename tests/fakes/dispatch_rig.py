@@ -311,7 +311,7 @@ class DispatcherRig:
             self.owner.pop(entry.position, None)
             self.given_back.pop(entry.position, None)
             self.delays.on_acked([entry.position])
-        self.carry_out(self.machine.on_partly_acked(member.machine, entry.position, self.tick()))
+        self.carry_out(self.machine.on_partly_acked(member.machine, [entry.position], self.tick()))
 
     def redeliver(self, member: Member, positions: Sequence[Position] | None = None) -> None:
         for position in self._with_chunks(member, positions):

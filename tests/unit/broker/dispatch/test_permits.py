@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import pytest
+from fakes.dispatch_rig import DispatcherRig
+
 from magnetar.broker.dispatch.explain import Why
-from magnetar.broker.dispatch.permits import Consumer, Limits
+from magnetar.broker.dispatch.key_shared import KeyShared
+from magnetar.broker.dispatch.permits import Consumer, Limits, holders
+from magnetar.broker.dispatch.shared import Shared
 from magnetar.broker.log.position import Position
 
 
@@ -40,3 +45,61 @@ def test_messages_per_entry_follows_deliveries() -> None:
         it.on_given(2, 20)
     assert round(it.messages_per_entry) == 10
     assert it.permits == -2_000
+
+
+class Visited(Consumer):
+    """Counts the reads of `pending`."""
+
+    __slots__ = ()
+    visits = 0
+
+    def __getattribute__(self, name: str) -> object:
+        Visited.visits += name == "pending"
+        return super().__getattribute__(name)
+
+
+def test_holders_of_entries_are_found_in_any_ledger() -> None:
+    one, two = (Consumer(name, 0, lambda: True, Limits()) for name in "ab")
+    for owner, ledger, entry in ((one, 0, 5), (two, 0, 6), (two, 3, 5), (two, 3, 6)):
+        owner.pending.set(Position(ledger, entry), 1)
+    wanted = [Position(3, 5), Position(0, 6), Position(0, 5), Position(9, 9), Position(0, 5)]
+    found = []
+    for owner, position in holders((one, two, one), wanted):
+        owner.pending.pop(position)
+        found.append((owner.name, position))
+    assert sorted(found) == [
+        ("a", Position(0, 5)),
+        ("b", Position(0, 6)),
+        ("b", Position(3, 5)),
+    ]
+    assert list(two.pending) == [Position(3, 6)]
+
+
+@pytest.mark.parametrize("make", [Shared, KeyShared])
+@pytest.mark.parametrize("partly", [False, True])
+def test_an_ack_of_many_foreign_entries_visits_each_consumer_once(
+    make: type[Shared | KeyShared], partly: bool
+) -> None:
+    it, number = DispatcherRig(make, shared=True, limits=Limits()), 200
+    for _ in range(60):
+        it.append(2, batch=True, key=str(len(it.log)))
+    consumers = [Visited(f"c{n}", 0, lambda: True, Limits(), join_number=n) for n in range(number)]
+    for consumer in consumers:
+        it.machine.add_consumer(consumer, it.tick())
+    for consumer in consumers:
+        it.machine.on_flow(consumer, 1, it.tick())
+    it.machine.on_entries(it.log, it.tick())
+    positions = [at for consumer in consumers[:-1] for at in consumer.pending]
+    assert len(positions) > 20
+    for entry in it.log:
+        it.acks.acknowledge_index(entry, 0)
+        if not partly:
+            it.acks.acknowledge(entry.position)
+    event = it.machine.on_partly_acked if partly else it.machine.on_acked
+    absent = [Position(9, number) for number in range(100)]
+    Visited.visits = 0
+    event(consumers[-1], [*positions, *absent], it.tick())
+    visits = Visited.visits
+    unacked = sum(consumer.unacked for consumer in consumers[:-1])
+    assert unacked == (len(positions) if partly else 0)
+    assert visits < 2 * number + 6 * len(positions)

@@ -92,7 +92,9 @@ class Scripted:
     ) -> list[Action]:
         return self._on("acked", now)
 
-    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
+    def on_partly_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
         return self._on("partly acked", now)
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:

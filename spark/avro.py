@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 )
 
 from magnetar.protos.entry import read_varint
+from magnetar.spark.type_limits import FIELDS_MAX, LEVELS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ ITEMS_MAX: Final = 1_000_000
 """The maximum number of items of one array or map. The payload's size does not limit the number,
 because an item can have 0 bytes."""
 
-DEPTH_MAX: Final = 64  # the depth of nested types
+DEPTH_MAX: Final = 64  # the depth of nested definitions
 
 
 class InvalidAvroSchema(ValueError):
@@ -55,10 +56,19 @@ class InvalidAvroSchema(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AvroType:
-    """One type of a schema: how to read it, and its type in Spark."""
+    """One type of a schema: how to read it, and its type in Spark. Raises InvalidAvroSchema if the
+    type exceeds a limit of `type_limits`."""
 
     read: Callable[[bytes, int], tuple[Any, int]]
     spark: DataType
+    levels: int = 1
+    fields: int = 0
+
+    def __post_init__(self) -> None:
+        if self.levels > LEVELS_MAX:
+            raise InvalidAvroSchema(f"types are nested deeper than {LEVELS_MAX} levels")
+        if self.fields > FIELDS_MAX:
+            raise InvalidAvroSchema(f"the schema has more than {FIELDS_MAX} fields")
 
 
 def parse_avro_schema(text: str, *, logical: bool = True) -> AvroType:
@@ -217,7 +227,9 @@ class _Schema:
             return record, at
 
         spark = StructType([StructField(field, part.spark) for field, part in parts])
-        defined = AvroType(read, spark)
+        levels = 1 + max((part.levels for _, part in parts), default=0)
+        fields_count = len(parts) + sum(part.fields for _, part in parts)
+        defined = AvroType(read, spark, levels, fields_count)
         self._named[name] = defined
         return defined
 
@@ -234,7 +246,10 @@ class _Schema:
                 raise ValueError(f"the union has no branch {branch}")
             return reads[branch](data, at)
 
-        return AvroType(read, others[0].spark if others else NullType())
+        if not others:
+            return AvroType(read, NullType())
+        (other,) = others
+        return AvroType(read, other.spark, other.levels, other.fields)
 
 
 def _array(item: AvroType) -> AvroType:
@@ -248,7 +263,7 @@ def _array(item: AvroType) -> AvroType:
                 value, at = item.read(data, at)
                 items.append(value)
 
-    return AvroType(read, ArrayType(item.spark))
+    return AvroType(read, ArrayType(item.spark), item.levels + 1, item.fields)
 
 
 def _map(item: AvroType) -> AvroType:
@@ -264,7 +279,7 @@ def _map(item: AvroType) -> AvroType:
                 key, at = _read_text(data, at)
                 items[key], at = item.read(data, at)
 
-    return AvroType(read, MapType(StringType(), item.spark))
+    return AvroType(read, MapType(StringType(), item.spark), item.levels + 2, item.fields)
 
 
 def _count(data: bytes, at: int, before: int) -> tuple[int, int]:

@@ -44,16 +44,11 @@ from pyspark.sql.types import (
 )
 
 from magnetar.protos.descriptors import pool_of
+from magnetar.spark.type_limits import FIELDS_MAX, LEVELS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FIELDS_MAX: Final = 10_000
-"""The maximum number of fields of a definition. If several fields have the same message type, the
-fields of this type count again for each of them."""
-DEPTH_MAX: Final = 64
-"""The maximum depth of nested message types. Python cannot pickle the corresponding type of Spark
-at 150 levels, and Protobuf reads payloads of at most 100 levels."""
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
@@ -83,7 +78,7 @@ def parse_protobuf_schema(text: str) -> ProtobufType:
             "not a definition of Pulsar's registry (JSON with fileDescriptorSet and"
             f" rootMessageTypeName): {error!r}"
         ) from None
-    spark = _Types().struct_of(descriptor, ())
+    spark = _Types().struct_of(descriptor, (), 1)
     return ProtobufType(GetMessageClass(descriptor), descriptor, spark)
 
 
@@ -114,45 +109,47 @@ def protobuf_decoder(protobuf: ProtobufType, kind: pa.DataType) -> Callable[[pa.
 
 
 class _Types:
-    """Converts the types of one definition, and counts their fields."""
+    """Converts the types of one definition, and counts their fields. `level`: the depth of the type
+    in the value."""
 
     def __init__(self) -> None:
         self._fields = 0
 
-    def struct_of(self, descriptor: Descriptor, within: tuple[str, ...]) -> StructType:
+    def struct_of(self, descriptor: Descriptor, within: tuple[str, ...], level: int) -> StructType:
         if descriptor.full_name in within:
             raise InvalidProtobufSchema(f"the type {descriptor.full_name!r} contains itself")
         if not descriptor.fields:
             raise InvalidProtobufSchema(f"the type {descriptor.full_name!r} has no fields")
         within = (*within, descriptor.full_name)
-        if len(within) > DEPTH_MAX:
-            raise InvalidProtobufSchema(f"types are nested deeper than {DEPTH_MAX}")
         struct = StructType()
         for field in descriptor.fields:
             self._fields += 1
             if self._fields > FIELDS_MAX:
                 raise InvalidProtobufSchema(f"the definition has more than {FIELDS_MAX} fields")
-            struct.add(StructField(field.name, self._type_of(field, within)))
+            struct.add(StructField(field.name, self._type_of(field, within, level + 1)))
         return struct
 
-    def _type_of(self, field: FieldDescriptor, within: tuple[str, ...]) -> DataType:
+    def _type_of(self, field: FieldDescriptor, within: tuple[str, ...], level: int) -> DataType:
         if _is_map(field):
             parts = _message_of(field).fields_by_name
             if set(parts.keys()) != {"key", "value"}:
                 raise InvalidProtobufSchema(f"the map {field.full_name!r} has no key or no value")
-            of_value = self._single(parts["value"], within)
-            return MapType(self._single(parts["key"], within), of_value)
-        single = self._single(field, within)
-        return ArrayType(single) if _is_repeated(field) else single
+            of_value = self._single(parts["value"], within, level + 2)
+            return MapType(self._single(parts["key"], within, level + 2), of_value)
+        if _is_repeated(field):
+            return ArrayType(self._single(field, within, level + 1))
+        return self._single(field, within, level)
 
-    def _single(self, field: FieldDescriptor, within: tuple[str, ...]) -> DataType:
+    def _single(self, field: FieldDescriptor, within: tuple[str, ...], level: int) -> DataType:
+        if level > LEVELS_MAX:
+            raise InvalidProtobufSchema(f"types are nested deeper than {LEVELS_MAX} levels")
         if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
             if _message_of(field).full_name == TIMESTAMP:
                 parts = [(it.name, it.type, it.is_repeated) for it in _message_of(field).fields]
                 if parts != _TIMESTAMP_FIELDS:
                     raise InvalidProtobufSchema(f"the fields of {TIMESTAMP} are not Protobuf's")
                 return TimestampType()
-            return self.struct_of(_message_of(field), within)
+            return self.struct_of(_message_of(field), within, level)
         if field.type == FieldDescriptor.TYPE_BYTES:
             return BinaryType()
         return _SINGLE[field.cpp_type]

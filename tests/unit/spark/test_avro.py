@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 from datetime import UTC, date, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 
 from magnetar.spark.avro import InvalidAvroSchema, avro_decoder, parse_avro_schema
+from magnetar.spark.type_limits import LEVELS_MAX
 from magnetar.spark.values import decode_values
 
 RECORD = {
@@ -151,9 +153,53 @@ def test_a_schema_that_cannot_be_read_is_refused(schema: Any) -> None:
         parse_avro_schema(json.dumps(schema))
 
 
-def test_a_schema_that_is_nested_without_end_is_refused() -> None:
-    schema: Any = "int"
-    for _ in range(100):
-        schema = {"type": "array", "items": schema}
-    with pytest.raises(InvalidAvroSchema, match="nested"):
+def record(name: str, *kinds: Any) -> dict[str, Any]:
+    fields = [{"name": f"f{at}", "type": kind} for at, kind in enumerate(kinds)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def arrays(depth: int) -> Any:
+    return {"type": "array", "items": arrays(depth - 1)} if depth else "int"
+
+
+def maps(depth: int) -> Any:
+    return {"type": "map", "values": maps(depth - 1)} if depth else "int"
+
+
+def records(depth: int) -> Any:
+    """Records that are defined beside each other, each with a field of the one before it."""
+    defined = [record(f"R{at}", ["null", f"R{at - 1}" if at else "int"]) for at in range(depth)]
+    return record("R", *defined)
+
+
+def doubling(depth: int) -> Any:
+    """Each record has two fields of the next one."""
+    if not depth:
+        return record("R0", "int")
+    return record(f"R{depth}", doubling(depth - 1), f"R{depth - 1}")
+
+
+@pytest.mark.parametrize(
+    "schema", [arrays(LEVELS_MAX - 1), maps(LEVELS_MAX // 2), records(LEVELS_MAX - 2)]
+)
+def test_types_of_the_maximum_depth_reach_spark(schema: Any) -> None:
+    spark = parse_avro_schema(json.dumps(schema)).spark
+    assert pickle.loads(pickle.dumps(spark)) == spark
+    row = pa.struct([("value", to_arrow_type(spark, timezone="UTC"))])  # as PySpark sends it
+    assert pa.record_batch([pa.array([None], row)], ["row"]).serialize()
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (arrays(100), "nested deeper than 64"),
+        (arrays(LEVELS_MAX), "nested deeper than 63 levels"),
+        (maps(LEVELS_MAX // 2 + 1), "nested deeper than 63 levels"),
+        (records(LEVELS_MAX - 1), "nested deeper than 63 levels"),
+        (records(3000), "nested deeper than 63 levels"),
+        (doubling(30), "more than 10000 fields"),
+    ],
+)
+def test_a_schema_that_is_too_large_for_spark_is_refused(schema: Any, reason: str) -> None:
+    with pytest.raises(InvalidAvroSchema, match=reason):
         parse_avro_schema(json.dumps(schema))

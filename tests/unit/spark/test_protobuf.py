@@ -14,17 +14,16 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import StructType
 
 from magnetar.client.schema.protobuf import ProtobufNativeSchema
 from magnetar.protos import pulsar_pb2
 from magnetar.spark.protobuf import (
-    DEPTH_MAX,
     InvalidProtobufSchema,
     ProtobufType,
     parse_protobuf_schema,
     protobuf_decoder,
 )
+from magnetar.spark.type_limits import LEVELS_MAX
 from magnetar.spark.values import decode_values
 
 KINDS = {
@@ -182,9 +181,11 @@ def _chain(depth: int) -> str:
     return definition("T1", file)
 
 
-def test_types_of_the_maximum_depth_reach_the_tasks() -> None:
-    spark = parse_protobuf_schema(_chain(DEPTH_MAX)).spark
-    assert pickle.loads(pickle.dumps(spark)) == StructType.fromJson(json.loads(spark.json()))
+def test_types_of_the_maximum_depth_reach_spark() -> None:
+    spark = parse_protobuf_schema(_chain(LEVELS_MAX // 2)).spark
+    assert pickle.loads(pickle.dumps(spark)) == spark
+    row = pa.struct([("value", to_arrow_type(spark, timezone="UTC"))])  # as PySpark sends it
+    assert pa.record_batch([pa.array([None], row)], ["row"]).serialize()
 
 
 def _map_without_value() -> str:
@@ -224,8 +225,8 @@ def _cycle(length: int = 3000) -> list[descriptor_pb2.FileDescriptorProto]:
         (definition("air.Flight", flight_file()), "'google/protobuf/timestamp.proto' is missing"),
         (definition("a.A", *_cycle()), "imports itself"),
         (_recursive(), "'Node' contains itself"),
-        (_chain(DEPTH_MAX + 1), f"deeper than {DEPTH_MAX}"),
-        (_chain(3000), f"deeper than {DEPTH_MAX}"),
+        (_chain(LEVELS_MAX // 2 + 1), f"deeper than {LEVELS_MAX}"),
+        (_chain(3000), f"deeper than {LEVELS_MAX}"),
         (_map_without_value(), "'M.f' has no key or no value"),
         (_other_timestamp(), "the fields of google.protobuf.Timestamp"),
         (_doubling(), "more than 10000 fields"),

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from magnetar.broker.refusal import OPERATING_ERRORS, code_of
 from magnetar.broker.session import reply
@@ -68,6 +68,10 @@ starts a task."""
 COMMAND_UNIT_BYTES: Final = 1 << 10
 """The bytes for which a large command counts as one more command of SLICE_COMMANDS, because the
 broker parses all its bytes."""
+
+UNIT_CONSUMERS: Final = 25
+"""The consumers of a subscription for which a FLOW, an ACK or an offer of room counts as one more
+command of SLICE_COMMANDS: a Shared or Key_Shared dispatcher looks at each of them, in 0.2 us."""
 
 NEGATIVE_ACK_UNIT_IDS: Final = 100
 """The message ids for which a negative acknowledgement counts as one more command of
@@ -289,10 +293,16 @@ class Connection:
                         ids = len(command.body.message_ids) + len(command.body.returned)
                         left -= ids // NEGATIVE_ACK_UNIT_IDS
                     for action in self._session.on_command(command, now):
+                        if type(action) is Carry:
+                            left -= self._peers(command) // UNIT_CONSUMERS
                         self._carry_out(action)
         except FrameError as error:
             self._end(str(error))
         return at
+
+    def _peers(self, notice: Command) -> int:
+        """Return the number of consumers of the subscription to which a notice belongs."""
+        return self._context.consumers[cast("Any", notice.body).consumer_id].peers
 
     async def _take_long(self, command: LongList) -> None:
         """Carry out a command with very many message ids: one piece in each turn of the loop."""
@@ -555,7 +565,13 @@ class Connection:
                 context.lacking_room.clear()
                 await self._standstill.wait_sure()
                 await self._outbox.wait_room()
-                context.offer_room()
+                left = SLICE_COMMANDS
+                for handle in context.take_refused():
+                    if left <= 0:
+                        await asyncio.sleep(0)
+                        left = SLICE_COMMANDS
+                    left -= 1 + handle.peers // UNIT_CONSUMERS
+                    handle.on_writable()
 
     async def _probe(self) -> bool:
         """Return True if the client answers a PING. While the broker does not read from the client,

@@ -178,8 +178,8 @@ class Context:
     # ---- room for messages -----------------------------------------------------------------------
 
     def writable(self, consumer_id: int) -> bool:
-        """Return True if the consumer's subscription may deliver. After False, the context calls
-        the subscription when there is room and the broker has verified its ownership."""
+        """Return True if the consumer's subscription may deliver. After False, the connection
+        calls the subscription when there is room and the broker has verified its ownership."""
         if self.over:
             return False  # the consumer is about to be closed
         if self._outbox.pending_bytes < DELIVERY_BYTES_MAX and self.broker.standstill.sure:
@@ -188,13 +188,13 @@ class Context:
         self.lacking_room.set()
         return False
 
-    def offer_room(self) -> None:
-        """Call the subscriptions that were refused room: the connection is writable again."""
+    def take_refused(self) -> list[ConsumerHandle]:
+        """Return one consumer of each subscription that was refused room. The caller must call
+        `on_writable` when the connection is writable again. One call for a subscription is enough:
+        50,000 of its consumers may have been refused."""
         refused, self._refused_room = self._refused_room, set()
-        for consumer_id in refused:
-            handle = self.consumers.get(consumer_id)
-            if handle is not None:
-                handle.on_writable()
+        handles = map(self.consumers.get, refused)
+        return list({it.subscription: it for it in handles if it is not None}.values())
 
     # ---- addresses -------------------------------------------------------------------------------
 

@@ -152,6 +152,11 @@ class ConsumerHandle:
         if self.attached:
             self.subscription.negative_ack(self, positions, returned)
 
+    @property
+    def peers(self) -> int:
+        """The number of consumers of the subscription."""
+        return len(self.subscription.consumers)
+
     def on_writable(self) -> None:
         """The connection is writable again."""
         if self.attached:
@@ -255,6 +260,8 @@ class ConsumerHandle:
 class OwningSubscription(Protocol):
     """The methods of a subscription that a handle calls, or a session through the handle.
     `Subscription` describes them."""
+
+    consumers: dict[Consumer, ConsumerHandle]
 
     async def backlog_entries(self) -> int: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +12,10 @@ from fakes.entries import entry_of
 from fakes.place import place
 from support import wait_until
 
+from magnetar.broker.session.connection import SLICE_COMMANDS, UNIT_CONSUMERS
 from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX
 from magnetar.broker.topic.consumer import NEGATIVE_ACKS_MAX
+from magnetar.broker.topic.subscription import Subscription
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.steps import STEP_CPU_S_MAX
@@ -122,6 +125,80 @@ async def test_a_cancelled_connection_closes_all_its_consumers() -> None:
         here.serving[0].cancel()
         await asyncio.wait({here.serving[0]})
         assert here.topic.subscriptions["s"].consumers == {}
+
+
+class Shares:
+    """Subscriptions with consumers of one connection, and the number of calls of `advance` in each
+    turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.in_turn: list[int] = []
+        self._calls = 0
+        original = Subscription.advance
+
+        def advance(subscription: Subscription) -> None:
+            self._calls += 1
+            original(subscription)
+
+        monkeypatch.setattr(Subscription, "advance", advance)
+
+    async def count(self, turns: int) -> None:
+        self.in_turn.clear()
+        for _ in range(turns):
+            self._calls = 0
+            await asyncio.sleep(0)
+            self.in_turn.append(self._calls)
+
+
+async def test_room_is_offered_once_to_a_subscription_of_many_consumers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with place() as here:
+        client, number = await here.client(), 300
+        for consumer_id in range(number):
+            await client.subscribe(
+                TOPIC, consumer_id=consumer_id, subType=pb.CommandSubscribe.Shared
+            )
+            await client.flow(1, consumer_id=consumer_id)
+        [connection] = here.connections
+        context, shares = connection._context, Shares(monkeypatch)
+        context._refused_room.update(range(number))
+        context.lacking_room.set()
+        await shares.count(50)
+        assert sum(shares.in_turn) == 1
+
+
+async def test_room_is_offered_to_many_subscriptions_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with place() as here:
+        client, number = await here.client(), 3 * SLICE_COMMANDS
+        for consumer_id in range(number):
+            await client.subscribe(TOPIC, f"s{consumer_id}", consumer_id=consumer_id)
+        [connection] = here.connections
+        context, shares = connection._context, Shares(monkeypatch)
+        context._refused_room.update(range(number))
+        context.lacking_room.set()
+        await shares.count(50)
+        assert sum(shares.in_turn) == number
+        assert max(shares.in_turn) == SLICE_COMMANDS
+
+
+async def test_commands_for_a_subscription_of_many_consumers_end_a_slice_earlier() -> None:
+    async with place() as here:
+        client, number = await here.client(), 10 * UNIT_CONSUMERS
+        for consumer_id in range(number):
+            await client.subscribe(
+                TOPIC, consumer_id=consumer_id, subType=pb.CommandSubscribe.Shared
+            )
+        [first, *_] = here.topic.subscriptions["s"].consumers
+        flow = framing.encode_command(pb.CommandFlow(consumer_id=0, messagePermits=1))
+        await client.wire.send(flow * 100)
+        seen = [0]
+        while first.permits < 100:
+            await asyncio.sleep(0)
+            seen.append(first.permits)
+        assert max(after - before for before, after in pairwise(seen)) == 10  # each counts 11
 
 
 async def test_a_frame_of_small_sends_is_published_in_runs() -> None:

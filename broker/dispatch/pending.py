@@ -1,4 +1,4 @@
-"""The entries that consumers have and have not acknowledged, in pages, for operators. Pure.
+"""Pages of the entries that consumers received but did not acknowledge, for operators. Pure.
 
 A page costs O(pending entries of the ledgers that it touches). Ledgers are visited in order, so the
 caller can stop after any of them.
@@ -29,7 +29,7 @@ _NO_SLOTS: Mapping[int, Mapping[int, int]] = {}
 
 
 def ledgers_of(consumers: Sequence[Consumer], after: Position) -> list[int]:
-    """The ledgers with pending entries after this position, in order."""
+    """The ledgers with pending entries, in order, without those before `after.ledger`."""
     found = {ledger for consumer in consumers for ledger in consumer.pending.ledgers()}
     return sorted(ledger for ledger in found if ledger >= after.ledger)
 

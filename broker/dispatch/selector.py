@@ -42,7 +42,7 @@ class Selector(Protocol):
         """The slots of the consumer, ascending; neighbouring ranges are merged."""
 
     def check(self) -> None:
-        """Assert the invariants in the docstring of the module."""
+        """Assert the invariants in the docstring of the selector's module."""
 
 
 def merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -66,16 +66,17 @@ SLICE_COMMANDS: Final = 100
 starts a task."""
 
 COMMAND_UNIT_BYTES: Final = 1 << 10
-"""The bytes for which a large command counts as one more command of SLICE_COMMANDS, because the
-broker parses all its bytes."""
+"""A command counts as one more command of SLICE_COMMANDS for every COMMAND_UNIT_BYTES of its size,
+because the broker parses all its bytes."""
 
 UNIT_CONSUMERS: Final = 25
 """The consumers of a subscription for which a FLOW, an ACK or an offer of room counts as one more
 command of SLICE_COMMANDS: a Shared or Key_Shared dispatcher looks at each of them, in 0.2 us."""
 
 NEGATIVE_ACK_UNIT_IDS: Final = 100
-"""The message ids for which a negative acknowledgement counts as one more command of
-SLICE_COMMANDS: 100 ids take 0.3 ms. So the longest negative acknowledgement ends its slice."""
+"""A negative acknowledgement counts as one more command of SLICE_COMMANDS for every 100 of its ids,
+because 100 ids take 0.3 ms. The longest one that the broker accepts has 10,000 ids: it ends its
+slice."""
 
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 # The time limit for the client to take the last command, which states the reason of the close.
@@ -450,8 +451,8 @@ class Connection:
             self._outbox.put_control(answer)
 
     async def _put_shared(self, answer: Answer) -> None:
-        """Send an answer that equal requests share. The answer counts as waiting until the outbox
-        has room again."""
+        """Send an answer that equal requests share. Until the outbox has room again, the answer
+        counts toward ANSWER_BYTES_MAX."""
         try:
             self._outbox.put_control(*answer.parts)
             with suppress(StreamClosed):

@@ -26,8 +26,8 @@ class SubscriptionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The facts from which `explain` derives the reasons. The caller adds the facts of the
-    broker."""
+    """The facts from which `explain` derives the reasons. The fields from `budget_waiting` on
+    are facts of the broker: operations/delivery.py sets them, not the subscription."""
 
     state: SubscriptionState = SubscriptionState.OPEN
     dispatcher: tuple[Reason, ...] | None = None  # None: no consumer since the start or a seek

@@ -68,7 +68,7 @@ class Source(Protocol):
     """True when the consumer begins although one of its topics does not exist."""
 
     async def first(self) -> list[str]:
-        """Return the topics that exist when the consumer is created."""
+        """Return the topics with which the consumer begins. With `may_miss`, some may not exist."""
 
     async def follow(self, follower: Follower) -> None:
         """Report changes until this call is cancelled."""

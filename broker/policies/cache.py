@@ -256,7 +256,7 @@ class PolicyCache:
         except NamespaceNotFound as error:
             node.part.on_failed()  # read again when the node is created, or at the next request
             self._fail(node, error)
-            if not entry.is_needed:
+            if not node.dropped and not entry.is_needed:
                 self._drop(entry)
         except InvalidRecord as error:
             node.part.on_unusable(str(error))

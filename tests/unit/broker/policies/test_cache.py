@@ -479,6 +479,23 @@ async def test_a_deleted_namespace_that_no_topic_uses_is_forgotten_and_not_creat
         assert await here.other.get(RECORD) is None
 
 
+async def test_deleting_a_namespace_and_its_tenant_together_does_not_end_the_reads() -> None:
+    tree = MemoryTree()
+    other, store = MemoryStore(tree), MemoryStore(tree, delay_s=lambda: 0.01)
+    await create_namespaces(other, "lone/ns")
+    cache, lone = PolicyCache(store), NamespaceName("lone", "ns")
+    async with asyncio.TaskGroup() as group:
+        run = group.create_task(cache.run())
+        await cache.ready(lone)
+        for path in (paths.namespace("lone", "ns"), paths.tenant("lone")):
+            await other.delete(path, expected=0)
+        await asyncio.sleep(1.0)  # both reads find no record
+        with pytest.raises(NamespaceNotFound):
+            await cache.ready(lone)
+        assert not run.done()
+        run.cancel()
+
+
 async def test_a_namespace_that_is_deleted_below_a_topic_keeps_its_last_policies() -> None:
     async with cluster() as here:
         cache, _ = here.cache()

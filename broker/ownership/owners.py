@@ -123,9 +123,14 @@ class Owners:
             await self._suspected.wait()
             self._suspected.clear()
             for bundle in sorted(self._suspects, key=str):
-                stored = await self._store.get(_path(bundle))
-                self._suspects.discard(bundle)
-                self._doubted.discard(bundle)
+                self._suspects.discard(bundle)  # a change during the read makes it a suspect again
+                try:
+                    stored = await self._store.get(_path(bundle))
+                except BaseException:
+                    self._suspects.add(bundle)
+                    raise
+                if bundle not in self._suspects:
+                    self._doubted.discard(bundle)
                 if self.holds(bundle) and not self._is_mine(stored):
                     log.warning("another broker has taken a bundle", bundle=str(bundle))
                     self._forget(bundle)

@@ -30,6 +30,8 @@ from magnetar.runtime.supervise import Backoff, supervise
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from magnetar.metadata.store import Versioned
+
 pytestmark = pytest.mark.real_loop
 
 INCARNATION = "0" * 31
@@ -277,6 +279,31 @@ async def test_the_former_owner_learns_that_its_bundle_was_taken() -> None:
         await peers[0].owners.locate(bundle_of(name), authoritative=False)
         await wait_until(lambda: peers[1].lost == [bundle_of(name)])
         assert not peers[1].owners.holds(bundle_of(name))
+
+
+async def test_a_bundle_that_is_taken_while_its_record_is_read_is_given_up() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        bundle = bundle_of(name)
+        await peers[1].owners.locate(bundle, authoritative=False)
+        await settle()
+        replied, delivered = asyncio.Event(), asyncio.Event()
+        get = peers[1].store.get
+
+        async def get_late(path: str) -> Versioned | None:
+            stored = await get(path)
+            replied.set()
+            await delivered.wait()
+            return stored
+
+        peers[1].store.get = get_late  # type: ignore[method-assign]
+        peers[1].owners.doubt(bundle)
+        await replied.wait()
+        peers[1].close_port()
+        await peers[0].owners.locate(bundle, authoritative=False)
+        await settle()  # the watch of the former owner reports the change
+        delivered.set()
+        await wait_until(lambda: peers[1].lost == [bundle])
 
 
 async def test_a_restarted_broker_does_not_inherit_the_bundles_of_its_former_run() -> None:

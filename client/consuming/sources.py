@@ -171,8 +171,10 @@ class Pattern:
 
         Raises InvalidTopicName if the pattern names no namespace.
         """
-        namespace, text = _split(pattern.pattern)
-        self.title = f"persistent://{text}"
+        namespace, names = _split(pattern.pattern)
+        self.title = f"persistent://{namespace}/{names}"
+        # The whole name must match one of the alternatives.
+        text = f"{namespace}/(?:{names})" if "|" in names else f"{namespace}/{names}"
         self._namespace = str(namespace)
         self._pattern = re.compile(text, pattern.flags)
         plain = pattern.flags == re.compile("").flags
@@ -263,6 +265,10 @@ class Pattern:
         return found
 
 
+_INLINE_FLAGS: Final = re.compile(r"\A\(\?[aiLmsux]+\)")
+"""Flags at the beginning of a pattern. `re.Pattern.flags` contains them, too."""
+
+
 def namespace_of(pattern: re.Pattern[str]) -> NamespaceName:
     """Return the namespace of a pattern's topics. Raises InvalidTopicName if it names none."""
     namespace, _ = _split(pattern.pattern)
@@ -274,8 +280,8 @@ def _partitions(topic: TopicName, count: int) -> list[str]:
 
 
 def _split(pattern: str) -> tuple[NamespaceName, str]:
-    """Return the namespace of a pattern, and the pattern without its domain."""
-    text = pattern.removeprefix("^")
+    """Return the namespace of a pattern, and the pattern of the topics' names in it."""
+    text = _INLINE_FLAGS.sub("", pattern).removeprefix("^")
     domain, separator, rest = text.partition("://")
     if separator and domain not in tuple(Domain):
         raise InvalidTopicName(f"the pattern {pattern!r} has an unknown domain")
@@ -287,7 +293,7 @@ def _split(pattern: str) -> tuple[NamespaceName, str]:
     try:
         if len(parts) != 3:
             raise InvalidNamespaceName(pattern, "expected tenant/namespace/pattern")
-        return NamespaceName.parse("/".join(parts[:2])), "/".join(parts)
+        return NamespaceName.parse("/".join(parts[:2])), parts[2]
     except InvalidNamespaceName as error:
         raise InvalidTopicName(f"topic: the pattern needs a namespace: {error}") from None
 

@@ -684,6 +684,27 @@ async def test_pattern_polls_a_broker_that_announces_nothing() -> None:
         assert (await consumer.receive(10_000)).topic_name() == full("a1")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "topics"),
+    [
+        ("a1|b1", ["a1", "b1"]),
+        ("public/default/a1|b1", ["a1", "b1"]),
+        ("(?i)A.|c1", ["a1", "a2", "c1"]),
+        ("(?i)persistent://public/default/A.", ["a1", "a2"]),
+        ("^persistent://public/default/a1$", ["a1"]),
+    ],
+)
+async def test_pattern_with_alternatives_and_flags_covers_whole_names(
+    pattern: str, topics: list[str]
+) -> None:
+    async with client_among() as (client, cluster):
+        for topic in ("a1", "a2", "b1", "c1"):
+            cluster.topic(full(topic))
+        await client.subscribe(re.compile(pattern), "s")
+        subscribed = cluster.brokers[A].commands(pb.CommandSubscribe)
+        assert sorted(body.topic for body in subscribed) == [full(topic) for topic in topics]
+
+
 @pytest.mark.parametrize("pattern", ["a/b", "x://a/b/c", "persistent://a"])
 async def test_pattern_without_namespace_is_refused(pattern: str) -> None:
     async with client_among() as (client, _):

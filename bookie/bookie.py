@@ -51,7 +51,7 @@ EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h
 # disk image that is older than this.
 EPOCH_S: Final = 3600.0
 # The period in which the bookie looks for changes of RocksDB's MANIFEST, such as a flush, and
-# records them in the watermark. A look takes 2 us. A busy bookie also looks after its syncs.
+# records them in the watermark. A look takes 2 us. A bookie also looks for changes at each sync.
 FOLLOW_MANIFEST_S: Final = 5.0
 UPKEEP: Final = UpkeepConfig()
 
@@ -301,7 +301,7 @@ def _export(
         ("read_cache_misses", "Frames of reads answered from disk.", lambda: cache.misses),
         (
             "fences",
-            "Fences that were made durable before a request was answered.",
+            "New fences of ledgers, counted when they are on disk.",
             lambda: counts.fences,
         ),
     ):

@@ -136,7 +136,7 @@ class EntryUnreadable(LedgerError):
 
 
 class BookieUnavailable(LedgerError):
-    """A call to a bookie ended without an answer. `code` means "unknown"."""
+    """A call to a bookie failed, and its outcome is unknown. `code` says how it failed."""
 
     definite = False
 

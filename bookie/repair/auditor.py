@@ -87,7 +87,8 @@ class Findings:
 
 
 class Auditor:
-    """Finds ledgers that need repair, while `run` and the `Ledgers` of `services` are running."""
+    """Finds ledgers that need repair, while `run` is running. The `Ledgers` object whose services
+    the auditor uses must be running, too."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class Auditor:
             self._services.directory.watch(self._changed.set),
             self._store.watch(paths.BOOKIE_COOKIES, self._changed.set),
         ]
-        seen: object = None  # the subject of the last audit; None: none, or it failed
+        seen: object = None  # `_subject()` of the last audit; None: no audit yet, or it failed
         due_at = loop.time()
         try:
             while True:
@@ -366,8 +367,8 @@ class Auditor:
         self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int
     ) -> list[BadCopy]:
         """Return ranges of the entries that `member` should have at this seat and certainly lacks.
-        Entries for which the bookie gives no answer do not count. A range may cover entries between
-        two missing runs that the member should not have."""
+        Entries for which the bookie gives no answer do not count. Between two missing runs, a range
+        may also cover entries that the member should not have."""
         bad: list[BadCopy] = []
         quorum = quorum_of(metadata)
         at = first
@@ -388,7 +389,7 @@ class Auditor:
                 self.findings.missing_entries += len(run)
                 begin = run.start
                 if bad and quorum.run_of(seat, bad[-1].last_entry + 1).start == begin:
-                    begin = bad.pop().first_entry  # the previous stripe is missing up to its end
+                    begin = bad.pop().first_entry  # this seat holds no entry in between: join
                 bad.append(BadCopy(member, EntryId(begin), EntryId(run.stop - 1)))
             at = end + 1
             if len(bad) > RANGES_MAX:

@@ -107,10 +107,10 @@ class RocksStorage:
 
     @classmethod
     def open_read_only(cls, directory: Path, *, salvage: bool) -> Self:
-        """Open the store and its log without a change to RocksDB's files. Only rocksdict replaces
-        its file "rocksdict-config.json". `salvage`: open everything that can be read in spite of
-        damage. The caller must then verify every value, and an entry that is missing may have been
-        stored.
+        """Open the store and its log, and change none of RocksDB's files. rocksdict still replaces
+        its own file "rocksdict-config.json". `salvage`: open everything that can be read in spite
+        of damage. The caller must then verify every value, and an entry that is missing may have
+        been stored.
 
         Raises StorageFailed.
         """

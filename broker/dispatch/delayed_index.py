@@ -2,16 +2,16 @@
 
 Theory of operation. The index puts new entries into a *buffer*. When the buffer has RUN_ENTRIES
 entries, the index *seals* the buffer: it makes a *run* of the entries. A run has the positions in
-ascending order, the delivery time of each position, and the order of the delivery times. The index
-only removes entries from a run: a byte for each entry says whether the entry is removed. A heap has
-the next due entry of each run. When three quarters of a run are removed, the index moves the
-remaining entries back into the buffer.
+ascending order, the delivery time of each position, and the order of the delivery times. No entry
+is added to a run later. A byte for each entry says whether the entry is removed. A heap has the
+next due entry of each run. When three quarters of a run are removed, the index moves the remaining
+entries back into the buffer.
 
 The entries arrive in the order of the log, so most entries of a run are neighbours. Acknowledging
 the log up to a position drops whole runs. With random delays, the remaining entries of an old run
-meet later entries in the buffer. So the positions of a new run may span many other runs. To look up
-a position without a search in the runs, the index has a bitmap for each ledger. A set bit says that
-the entry is in a run. Only the removal of a single entry searches the runs.
+are sealed together with later entries. So the positions of a new run may span many other runs. To
+look up a position without a search in the runs, the index has a bitmap for each ledger. A set bit
+says that the entry is in a run. Only the removal of a single entry searches the runs.
 
 An entry's delivery time never changes, so the index may keep entries over a seek and a change of
 the subscription type. An entry takes 19 bytes in a run, and about 250 bytes in the buffer. A ledger
@@ -56,7 +56,7 @@ _Due = tuple[int, int, int]  # delivery time, ledger, entry
 class DelayedIndex:
     """The delayed entries of one subscription. The index calls `on_sealed` with each run that it
     makes of the buffer, and `on_dropped` with each run that it no longer uses. The remaining
-    entries of a dropped run go back into the buffer."""
+    entries of a dropped run go back into the buffer, except in `clear`."""
 
     def __init__(self, run_entries: int = RUN_ENTRIES) -> None:
         self.on_sealed: Callable[[Run], None] = _ignore

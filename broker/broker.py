@@ -117,6 +117,10 @@ SWEEP_PERIOD_S: Final = 60.0
 
 UNLOAD_PERIOD_S_MAX: Final = 60.0
 
+CLOSES_PER_TURN: Final = 50
+"""The closes of topics that begin in one turn of the event loop, at 0.1 ms each. A bundle may have
+10,000 topics, and a lost bookie may fail as many."""
+
 NON_PERSISTENT_PER_CONNECTION: Final = 1_000
 """Pulsar's maxConcurrentNonPersistentMessagePerConnection."""
 
@@ -771,9 +775,17 @@ class Broker:
             while True:
                 await self._failing.wait()
                 self._failing.clear()
-                for name in self._failed:
-                    group.create_task(self._close(name, CloseReason.TOPIC_FAILED))
-                self._failed.clear()
+                failed, self._failed = self._failed, set()
+                group.create_task(self._close_all(failed, CloseReason.TOPIC_FAILED))
+
+    async def _close_all(self, names: Collection[TopicName], reason: CloseReason) -> None:
+        """Close the topics concurrently. At most CLOSES_PER_TURN closes begin in one turn of the
+        event loop, for all callers together."""
+        async with asyncio.TaskGroup() as group:
+            for number, name in enumerate(names):
+                if number % CLOSES_PER_TURN == 0 and len(names) > CLOSES_PER_TURN:
+                    await self.turns.take()
+                group.create_task(self._close(name, reason))
 
     async def _close(self, name: TopicName, reason: CloseReason) -> None:
         served = self._topics.get(name)
@@ -851,9 +863,7 @@ class Broker:
 
     async def _unload(self, bundle: Bundle) -> None:
         names = [name for name, served in self._topics.items() if served.bundle == bundle]
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(self._close(name, CloseReason.UNLOADED))
+        await self._close_all(names, CloseReason.UNLOADED)
         for number, name in enumerate(self.changes.watched, 1):
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)

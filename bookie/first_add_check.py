@@ -38,7 +38,7 @@ log = get_logger(__name__)
 # The content of 128 full frames. A ledger's first adds wait for one round trip to the metadata.
 WAITING_BYTES_MAX: Final = 32 << 20
 # Memory of each add besides its envelope (measured: 297). So at most 100,000 adds wait. If all are
-# refused, their acks of 21 bytes each fit into one frame.
+# refused, their acks of 21 bytes each fit into one frame of FRAME_LIMIT_BYTES.
 ADD_OVERHEAD_BYTES: Final = 300
 # After a restart of a large broker, each of its topics begins a ledger.
 WAITING_LEDGERS_MAX: Final = 20_000
@@ -143,8 +143,9 @@ class FirstAddCheck:
             return BookieCode.IO_ERROR if damaged else BookieCode.OVERLOADED
 
     async def _look(self, ledger: LedgerId) -> BookieCode:
-        """Judge metadata that was read after a sync. A stale OK could let an outdated writer add to
-        a closed ledger: a bookie that deletes its left-over copy loses the fence."""
+        """Judge metadata that was read after a sync. When the bookie deletes a left-over copy of a
+        closed ledger (see `collector`), it deletes the ledger's fence, too. Then only this check
+        refuses the adds of an outdated writer, and stale metadata could show an open ledger."""
         await self._store.sync(paths.ledger(ledger))
         code = self._judge(await self._records.get(ledger))
         if code is not BookieCode.OK:

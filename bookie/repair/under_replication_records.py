@@ -161,7 +161,8 @@ class UnderReplicationRecords:
         process's metadata session.
 
         If an earlier call took the lock but lost the reply, this call returns True. An owner that
-        knows that it has the lock must not ask for it again: it would get True.
+        knows that it has the lock must not ask for it again: the call would return True, and two
+        repairs of the same owner would share the lock.
         """
         try:
             await self._store.create_ephemeral(paths.repair_lock(ledger), owner.encode())

@@ -43,8 +43,8 @@ class Holding:
         return len(self._for_outcome) + len(self._for_rate)
 
     def add(self, producer: Holder, *, for_rate: bool, last: bool = False) -> None:
-        """Note what the producer waits for. A producer that waits for the same already keeps its
-        place, unless `last`."""
+        """Put the producer into the queue of what it waits for. If it is there already, it keeps
+        its place; with `last`, it moves to the end."""
         queue, other = self._for_outcome, self._for_rate
         if for_rate:
             queue, other = other, queue

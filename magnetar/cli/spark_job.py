@@ -32,7 +32,8 @@ DEFAULT_MASTER = "local[*]"
 
 @contextmanager
 def job_errors() -> Iterator[None]:
-    """End the command with one line if the block raises an operating error, or at Ctrl-C."""
+    """End the command with one line if the block raises an operating error. At Ctrl-C, kill Java
+    and end the command without a line."""
     configure_logging()
     fork_plainly()
     try:

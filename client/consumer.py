@@ -360,6 +360,11 @@ class LoopQueue:
     def __len__(self) -> int:
         return len(self._messages)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether a task waits for a message."""
+        return bool(self._waiters)
+
     def first(self) -> Message | None:
         """Return the next message, which stays in the queue, or None if the queue is empty.
 
@@ -426,6 +431,8 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
             raise
     taken = queue.take_first()
     subscriber.on_taken((taken.run,))
+    if queue.is_awaited and subscriber.subscription.queue_messages_max == 0:
+        subscriber.on_waiting()  # request the message of the next waiting call
     return taken
 
 

@@ -899,6 +899,8 @@ class _Inbox:
             message = self.mailbox.take(timeout_s)
         if self._bridge.on_taken(message):
             self._on_new_delivery()
+        if not self._prefetches and self.mailbox.is_awaited:
+            self._on_waiting()  # request the message of the next waiting thread
         return message
 
     def was_taken(self, message: Message) -> None:

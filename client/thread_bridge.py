@@ -377,6 +377,11 @@ class Mailbox:
 
     # In any thread
 
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether a thread waits for a message."""
+        return self._waiting > 0
+
     def take(self, timeout_s: float | None) -> Message:
         """Return the next message; wait until there is one.
 

@@ -265,6 +265,22 @@ def test_queue_size_zero_requests_one_message_at_a_time() -> None:
         assert sorted(cluster.topic(TOPIC).subscriptions["s"].out) == [(1, 0), (1, 1)]
 
 
+def test_queue_size_zero_serves_every_waiting_thread() -> None:
+    with client_among() as (client, _):
+        producer = client.create_producer("t")
+        consumer = client.subscribe("t", "s", receiver_queue_size=0)
+        got: list[bytes] = []
+
+        def send() -> None:
+            for number in range(3):
+                producer.send(b"%d" % number)
+
+        sending = once(lambda: consumer._inbox.mailbox._waiting == 3, send)
+        errors = in_threads(3, lambda _: got.append(consumer.receive(TIMEOUT_MS).data()))
+        sending.join()
+        assert (errors, sorted(got)) == ([], [b"0", b"1", b"2"])
+
+
 def test_a_listener_is_called_for_each_message_in_order_on_one_thread() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t")

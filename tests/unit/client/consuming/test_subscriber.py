@@ -126,6 +126,17 @@ async def test_queue_size_zero_requests_one_message_at_a_time() -> None:
         assert len(subscription(cluster).out) == 2
 
 
+async def test_queue_size_zero_serves_every_waiting_call() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe("t", "s", receiver_queue_size=0)
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(consumer.receive(5000)) for _ in range(3)]
+            await settle()
+            await publish(client, 5)
+        assert sorted(data([call.result() for call in calls])) == [0, 1, 2]
+        assert len(subscription(cluster).out) == 3, "no message is requested in advance"
+
+
 async def test_a_long_list_of_returned_entries_goes_in_commands_of_bounded_size() -> None:
     count = REDELIVERY_IDS_MAX + 2
     async with client_among() as (client, cluster):

@@ -27,7 +27,8 @@ REDELIVERY_IDS_MAX: Final = 10_000
 
 STALE_TIMES_MAX: Final = 1000
 """The heap also holds due times that discarded entries had, and that entries had before they were
-added again: at most the number of waiting entries plus this number."""
+added again: at most the number of waiting entries plus this number. The heap of keys holds at most
+as many keys of entries that no longer wait."""
 
 
 class Redeliveries:
@@ -52,6 +53,9 @@ class Redeliveries:
         self._times: list[_Time] = []
         # The item of each waiting entry in the heap. All other items are stale.
         self._waiting: dict[Key, _Time] = {}
+        # A heap of the waiting entries and of some others, for `discard_through`. None: no call of
+        # `discard_through` since the last `clear`.
+        self._keys: list[Key] | None = None
         self._added = 0
 
     def add(self, key: Key, now: float, redelivery_count: int = 0) -> None:
@@ -63,6 +67,8 @@ class Redeliveries:
             due_at = ceil(due_at / self._period_s) * self._period_s
         self._added += 1
         time = (due_at, self._added, key)
+        if self._keys is not None and key not in self._waiting:
+            heappush(self._keys, key)
         self._waiting[key] = time
         heappush(self._times, time)
         self._maybe_compact()
@@ -74,14 +80,18 @@ class Redeliveries:
             self._maybe_compact()
 
     def discard_through(self, key: Key) -> None:
-        """Discard `key` and all keys before it."""
-        for known in [known for known in self._waiting if known <= key]:
-            del self._waiting[known]
+        """Discard `key` and all keys before it. The cost is logarithmic for each discarded key."""
+        if self._keys is None:
+            self._keys = list(self._waiting)
+            heapify(self._keys)
+        while self._keys and self._keys[0] <= key:
+            self._waiting.pop(heappop(self._keys), None)
         self._maybe_compact()
 
     def clear(self) -> None:
         self._waiting.clear()
         self._times.clear()
+        self._keys = None
 
     def due(self, now: float) -> list[Key]:
         """Return and remove the entries that are due."""
@@ -113,12 +123,19 @@ class Redeliveries:
         assert set(self._waiting.values()) <= set(self._times)
         assert len(set(self._times)) == len(self._times)
         assert self.stale_times <= len(self._waiting) + STALE_TIMES_MAX
+        if self._keys is not None:
+            assert set(self._waiting) <= set(self._keys)
+            assert len(self._keys) <= 2 * len(self._waiting) + STALE_TIMES_MAX
 
     def _maybe_compact(self) -> None:
-        """Drop the stale times if they are too many. The cost is a constant for each of them."""
+        """Drop the stale times if they are too many, and the stale keys likewise. The cost is a
+        constant for each of them."""
         if self.stale_times > len(self._waiting) + STALE_TIMES_MAX:
             self._times = list(self._waiting.values())
             heapify(self._times)
+        if self._keys is not None and len(self._keys) > 2 * len(self._waiting) + STALE_TIMES_MAX:
+            self._keys = list(self._waiting)
+            heapify(self._keys)
 
     def _first(self) -> float | None:
         """Return the first due time after the stale times in front of it are dropped."""

@@ -117,3 +117,39 @@ def test_stale_times_are_dropped_when_few_entries_are_left(way: str) -> None:
             assert machine.due(1.0) == keys
     machine.check()
     assert machine.timer_at() == 8.0
+
+
+class CountedKey(tuple[int, int]):
+    """A key that counts its comparisons."""
+
+    compared = 0
+
+    def __lt__(self, other: tuple[int, ...]) -> bool:
+        CountedKey.compared += 1
+        return super().__lt__(other)
+
+    def __le__(self, other: tuple[int, ...]) -> bool:
+        CountedKey.compared += 1
+        return super().__le__(other)
+
+
+def test_cost_of_many_cumulative_discards_does_not_grow_with_the_waiting_entries() -> None:
+    """A consumer receives many messages, and then acknowledges each of them cumulatively."""
+    machine, count = Redeliveries(10.0), 4096
+    keys = [CountedKey((1, number)) for number in range(count)]
+    for key in keys:
+        machine.add(key, 0.0)
+    CountedKey.compared = 0
+    for key in keys:
+        machine.discard_through(key)
+    assert machine.timer_at() is None
+    assert CountedKey.compared < 40 * count
+
+
+def test_keys_of_discarded_entries_do_not_accumulate() -> None:
+    machine = Redeliveries(10.0)
+    machine.discard_through((0, 0))
+    for number in range(10_000):
+        machine.add((1, number), 0.0)
+        machine.discard([(1, number)])
+        machine.check()

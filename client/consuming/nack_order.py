@@ -27,7 +27,9 @@ class NackOrder:
     """The guarded keys. An instance is false if no key is guarded."""
 
     def __init__(self) -> None:
-        self._guards: dict[int, tuple[str, Place]] = {}  # keyed by number
+        # key -> number of the guard -> place
+        self._guards: dict[str, dict[int, Place]] = {}
+        self._keys: dict[int, str] = {}  # number of the guard -> key
         self._count = 0
 
     def __bool__(self) -> bool:
@@ -42,20 +44,30 @@ class NackOrder:
     def guard(self, message: Message) -> int:
         """Withhold the later messages of the message's key. Returns the number of the guard."""
         self._count += 1
-        self._guards[self._count] = (_key(message), _place(message))
+        key = self._keys[self._count] = _key(message)
+        self._guards.setdefault(key, {})[self._count] = _place(message)
         return self._count
 
     def release(self, guard: int) -> None:
         """End a guard: the broker withholds the later messages now, or the connection is lost."""
-        self._guards.pop(guard, None)
+        key = self._keys.pop(guard, None)
+        if key is None:  # `clear` has ended the guard
+            return
+        del self._guards[key][guard]
+        if not self._guards[key]:
+            del self._guards[key]
 
     def clear(self) -> None:
         self._guards.clear()
+        self._keys.clear()
 
     def withholds(self, message: Message) -> bool:
         """Return whether a guard of the message's key withholds the message."""
-        key, place = _key(message), _place(message)
-        return any(guarded == key and at < place for guarded, at in self._guards.values())
+        guards = self._guards.get(_key(message))
+        if guards is None:
+            return False
+        place = _place(message)
+        return any(at < place for at in guards.values())
 
 
 def entries_of(messages: Sequence[Message]) -> tuple[list[Key], list[Key]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from magnetar.client.consuming.nack_order import NackOrder, entries_of
 from magnetar.client.message import ChunkedMessageId, Delivery, Message, MessageId
 from magnetar.protos.batch import ReceivedMessage
@@ -28,6 +30,25 @@ def test_later_messages_of_a_guarded_key_are_withheld_until_the_release() -> Non
     assert order.withholds(message("a", 6))
     order.release(one)
     assert not order
+
+
+def test_the_guards_of_other_keys_cost_no_time() -> None:
+    order, late = NackOrder(), message("late", 9)
+    for number in range(1000):
+        order.guard(message(f"k{number}", 5))
+    order.guard(message("late", 5))
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(count)
+    try:
+        assert order.withholds(late)
+    finally:
+        sys.setprofile(None)
+    assert steps < 100
 
 
 def test_later_messages_of_the_same_batch_are_withheld() -> None:

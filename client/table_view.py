@@ -19,6 +19,7 @@ from magnetar.client.message import MessageId
 from magnetar.client.options import ReaderOptions, TableViewOptions
 from magnetar.client.reader import reader_subscription
 from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
+from magnetar.client.together import together
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -56,21 +57,39 @@ class TableRows:
         self._task: asyncio.Task[None] | None = None  # None: not opened
 
     async def open(self, scope: Scope) -> None:
-        """Read all messages of the topic, then begin to follow it. After an error, close the view
-        and raise the error."""
+        """Read the messages that the topic holds now, then begin to follow it. After an error,
+        close the view and raise the error."""
         try:
-            while await self._subscriber.has_message_available():
-                if self._queue.first() is not None:
-                    self._on_message(await take(self._subscriber, self._queue, None))
-                else:
-                    with suppress(Timeout):
-                        await next_message(self._subscriber, self._queue, LOOK_AGAIN_S)
+            await self._read_backlog()
         except BaseException:
             error = AlreadyClosed("the table view was not created", topic=self._subscriber.topic)
             self._subscriber.shut_down(error)
             raise
         work = guarded(self._subscriber, self._follow)
         self._task = scope.start(work, f"table view of {self._subscriber.topic}")
+
+    async def _read_backlog(self) -> None:
+        """Read up to the messages that are the last ones now. On a busy topic, later messages
+        arrive all the time; the call does not wait for them."""
+        begun = self._subscriber.cores
+        lasts = await together(core.last_message_id() for core in begun)
+        # The topics that the view has not read to these last messages.
+        ends = {core.topic: last for core, (last, _) in zip(begun, lasts, strict=True)}
+        while ends:
+            if self._queue.first() is not None:
+                message = await take(self._subscriber, self._queue, None)
+                self._on_message(message)
+                end = ends.get(message.topic_name())
+                if end is None or message.message_id() < end:
+                    continue
+            cores = [core for core in self._subscriber.cores if core.topic in ends]
+            cores = [core for core in cores if not core.has_passed(ends[core.topic])]
+            ends = {core.topic: ends[core.topic] for core in cores}
+            if ends and self._queue.first() is None:  # the missing messages may never arrive
+                if not any(await together(core.has_message_available() for core in cores)):
+                    return
+                with suppress(Timeout):
+                    await next_message(self._subscriber, self._queue, LOOK_AGAIN_S)
 
     async def close(self) -> None:
         if self._task is not None:

@@ -456,6 +456,15 @@ class Subscriber:
             return _key_of(last) > _key_of(done)
         return place.is_before(last)
 
+    def has_passed(self, last: MessageId) -> bool:
+        """Return whether the user has taken the message `last` or a later one, or the client has
+        dropped its entry. True for the id of an empty topic."""
+        if last.entry_id() < 0 or _key_of(last) <= self._dropped:
+            return True
+        taken = self._queue.last_taken
+        place = self._start if taken is None else Start(taken, inclusive=False)
+        return place is not None and not place.is_sentinel and not place.is_before(last)
+
     async def unsubscribe(self) -> None:
         """Delete the subscription and close the consumer."""
         command = pb.CommandUnsubscribe()

@@ -801,6 +801,27 @@ async def test_table_view_opens_although_the_last_entry_of_the_topic_holds_no_me
         assert table.get("b") == b"2"
 
 
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_table_view_of_a_busy_topic_opens_with_the_rows_of_that_time(partitions: int) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = partitions
+        await put(client, a=b"1", b=b"2", c=b"3")
+        producer = await client.create_producer("t", batching_enabled=False)
+
+        async def write() -> None:
+            for number in range(2000):
+                producer.send_async(b"%d" % number, None, partition_key=f"k{number % 10}")
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(write())
+            table = await client.create_table_view("t")
+            assert not writing.done(), "the view does not wait for later messages"
+            assert (table.get("a"), table.get("b"), table.get("c")) == (b"1", b"2", b"3")
+        await asyncio.sleep(1)
+        assert (len(table), table.get("k9")) == (13, b"1999")
+
+
 class Strange(BytesSchema):
     """A schema that fails on some payloads in a way of its own."""
 

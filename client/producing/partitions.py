@@ -91,7 +91,10 @@ class PartitionedPublisher:
             return
         publisher = self._publishers[index]
         if publisher is None or (self._lazy and publisher.never_opened):
+            former = publisher
             publisher = self._publishers[index] = self._publisher(index)
+            if former is not None:  # its messages count, too
+                publisher.counter = former.counter
             publisher.begin()
         publisher.submit(message, message_bytes, done)
 

@@ -18,6 +18,7 @@ from magnetar.client.errors import (
     CryptoError,
     InvalidConfiguration,
     InvalidTopicName,
+    NotAllowedError,
     OperationNotSupported,
     Result,
     Timeout,
@@ -170,6 +171,22 @@ async def test_lazy_producer_flushes_closes_and_times_out_before_its_first_attac
         await producer.close()
         assert told[2] is Result.Ok
         assert len(cluster.topic(part(1)).entries) == 1
+
+
+async def test_statistics_of_a_lazy_producer_count_a_partition_that_could_not_begin() -> None:
+    async with client_among(A, service_url=A) as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        producer = await client.create_producer(
+            "t", lazy_start_partitioned_producers=True, message_router=lambda *_: 1
+        )
+        refusal = pb.CommandError(error=pb.NotAllowedError, message="no")
+        cluster.brokers[A].script(pb.CommandProducer, refusal)
+        with pytest.raises(NotAllowedError):
+            await producer.send(b"x")
+        await producer.send(b"y")
+        stats = producer.get_stats()
+        assert (stats.messages_sent, stats.messages_failed, stats.messages_stored) == (2, 1, 1)
+        assert stats.pending_messages == 0
 
 
 @pytest.mark.parametrize("batching", [False, True])

@@ -389,8 +389,8 @@ class Subscriber:
                     self._stay(place, was_detached=not self._seeking or len(told) > 1)
             if self._seeking:  # not closed by the broker yet: drop messages of the old place
                 self.on_closed_by_broker(None)
-        if start is None and not self.subscription.is_durable:
-            await self.pin_start()
+            if start is None and not self.subscription.is_durable:
+                await self.pin_start()  # before the next seek, whose place would be overwritten
 
     def _stay(self, place: Start | None, *, was_detached: bool) -> None:
         """Return to the old place after a seek that failed or whose outcome is unknown.

@@ -216,3 +216,15 @@ async def test_seeks_take_turns() -> None:
             group.create_task(consumer.seek(MessageId(-1, 1, 2)))
         assert data(await receive(consumer, 1)) == [3]
         assert len(cluster.brokers[A].commands(pb.CommandSeek)) == 2
+
+
+async def test_a_readers_seek_to_a_time_does_not_undo_the_seek_that_follows_at_once() -> None:
+    async with client_among() as (client, _):
+        producer = await client.create_producer("t", batching_enabled=False)
+        ids = [await producer.send(b"%d" % number) for number in range(10)]
+        reader = await client.create_reader("t", MessageId.earliest)
+        assert (await reader.read_next()).data() == b"0"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reader.seek(1))
+            group.create_task(reader.seek(ids[4]))
+        assert (await reader.read_next(5000)).data() == b"5"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -44,7 +44,9 @@ class Producer:
         self._limit = PendingLimit(
             publisher.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
         )
-        self._waiting: deque[_Waiting] = deque()  # sends over the limit, in FIFO order
+        # Sends over the limit, in FIFO order. An OrderedDict removes a cancelled send in constant
+        # time.
+        self._waiting: OrderedDict[_Waiting, None] = OrderedDict()
         self._loop = asyncio.get_running_loop()
         self._let_in_is_due = False
         self._seal_is_due = False
@@ -108,12 +110,12 @@ class Producer:
             done(self._limit.refusal(), None)
             return await outcome
         waiting = _Waiting(message, size, done)
-        self._waiting.append(waiting)
+        self._waiting[waiting] = None
         try:
             return await outcome
         except asyncio.CancelledError:
             if waiting in self._waiting:
-                self._waiting.remove(waiting)
+                del self._waiting[waiting]
                 waiting.done(Interrupted("the call was cancelled", topic=self.topic()), None)
                 self.on_burst_end()  # the next message may fit where this one did not
             raise
@@ -207,8 +209,11 @@ class Producer:
 
     def _let_in(self) -> None:
         self._let_in_is_due = False
-        while self._waiting and self._limit.maybe_reserve(self._waiting[0].size):
-            waiting = self._waiting.popleft()
+        while self._waiting:
+            waiting = next(iter(self._waiting))
+            if not self._limit.maybe_reserve(waiting.size):
+                return
+            del self._waiting[waiting]
             self._submit(waiting.message, waiting.size, waiting.done)
 
     def _maybe_reserve(self, size: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
@@ -26,6 +26,7 @@ from magnetar.client.errors import (
 )
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, CompressionType
+from magnetar.client.producer import _Waiting
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import parse_entry
 from magnetar.protos.message import decode_messages, read_entry
@@ -265,6 +266,38 @@ async def test_flush_does_not_wait_for_a_refused_message() -> None:
         async with asyncio.timeout(5):
             with pytest.raises(NotAllowedError, match="scripted"):
                 await producer.flush()
+
+
+class CountedWaiting(_Waiting):
+    """A waiting send that counts its comparisons with other objects."""
+
+    compared: ClassVar[int] = 0
+    __hash__ = _Waiting.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedWaiting.compared += 1
+        return self is other
+
+
+async def test_cost_of_cancelled_sends_does_not_grow_with_the_waiting_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_among() as (client, cluster), asyncio.TaskGroup() as group:
+        producer = await client.create_producer(
+            "t", max_pending_messages=1, block_if_queue_full=True
+        )
+        cluster.topic(TOPIC).hold_receipts = True
+        monkeypatch.setattr("magnetar.client.producer._Waiting", CountedWaiting)
+        sends = [group.create_task(producer.send(b"%d" % number)) for number in range(500)]
+        await settle()
+        for send in reversed(sends[1:]):  # a TaskGroup, too, cancels its tasks in any order
+            send.cancel()
+        await asyncio.wait(sends[1:])
+        assert CountedWaiting.compared < 500
+        cluster.topic(TOPIC).hold_receipts = False
+        cluster.brokers[A].sessions[0].stream.abort("connection lost")  # type: ignore[attr-defined]
+        await sends[0]
+        assert (await producer.send(b"next")).entry_id() > 0
 
 
 async def test_refused_message_releases_the_limit_for_a_waiting_send() -> None:

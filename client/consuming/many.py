@@ -355,6 +355,7 @@ class ManySubscriber:
             self._add(topic, self._later).begin()
         if joining:
             log.info("topics joined", subscription=self.subscription.name, topics=len(joining))
+        if gone or joining:
             self._share_queue()
 
     async def _join_all(self, topics: Sequence[str]) -> None:
@@ -416,7 +417,6 @@ class ManySubscriber:
         self._sources.forget(topic)
         if self.subscription.decoder is not None:
             self.subscription.decoder.forget(topic)
-        self._share_queue()
         log.info("topic left", topic=topic, subscription=self.subscription.name)
 
     def _share_queue(self) -> None:

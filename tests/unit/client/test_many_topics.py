@@ -13,6 +13,9 @@ from fakes.client_world import EARLIEST, TOPIC, A, B, client_among, expect_none
 from fakes.session_broker import UNASKED
 from support import settle, wait_until
 
+from magnetar.client.consuming.many import ManySubscriber
+from magnetar.client.consuming.permits import QUEUE_BYTES_MAX
+from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.errors import (
     AlreadyClosed,
     CryptoError,
@@ -761,6 +764,22 @@ async def test_reader_at_latest_sees_only_what_follows() -> None:
         await publish(client, 2, first=4)
         assert await reader.has_message_available()
         assert numbers(await read(reader, 2)) == [4, 5]
+
+
+async def test_a_queue_is_divided_once_after_many_topics_were_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 50
+        consumer = await client.subscribe("t", "s")
+        limits: list[int] = []
+        monkeypatch.setattr(
+            Subscriber, "limit_queue", lambda _, messages_max, bytes_max: limits.append(bytes_max)
+        )
+        core = consumer._subscriber
+        assert isinstance(core, ManySubscriber)
+        core.on_topics_changed([], [part(index) for index in range(40)])
+        assert limits == [QUEUE_BYTES_MAX // 10] * 10
 
 
 async def put(client: Client, **rows: bytes) -> None:

@@ -305,6 +305,7 @@ class LoopQueue:
         self._last_taken: Place | None = None  # None: no message taken since the last clear()
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
+        self._has_dropped = False  # the queue still has messages of topics that dropped them
 
     def share(self) -> Sources:
         if self._sources is None:
@@ -313,21 +314,24 @@ class LoopQueue:
 
     def drop(self, topic: str) -> MessageId | None:
         assert self._sources is not None
-        self._messages = deque(one for one in self._messages if one.delivery.topic != topic)
+        self._has_dropped = True
         return self._sources.on_dropped(topic)
 
     def put(self, messages: Sequence[Message]) -> None:
+        self._remove_dropped()
         if self._failure is None:
             self._messages.extend(messages)
             self._wake(len(messages))
 
     def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
+        self._remove_dropped()
         removed = [one for one in self._messages if unwanted(one)]
         if removed:
             self._messages = deque(one for one in self._messages if not unwanted(one))
         return removed
 
     def put_back(self, messages: Sequence[Message]) -> None:
+        self._remove_dropped()
         if self._failure is None:
             if self._sources is None:
                 fresh = of_generation(self.generation, messages)
@@ -358,6 +362,7 @@ class LoopQueue:
         self._wake(len(self._waiters))
 
     def __len__(self) -> int:
+        self._remove_dropped()
         return len(self._messages)
 
     @property
@@ -374,6 +379,7 @@ class LoopQueue:
             raise self._failure
         if self._errors:
             raise self._errors.popleft()
+        self._remove_dropped()
         return self._messages[0] if self._messages else None
 
     def take_first(self) -> Message:
@@ -396,6 +402,12 @@ class LoopQueue:
             elif not waiter.cancelled():
                 self.pass_on()
             raise
+
+    def _remove_dropped(self) -> None:
+        if self._has_dropped:
+            assert self._sources is not None
+            self._has_dropped = False
+            self._messages = deque(self._sources.current(self._messages))
 
     def pass_on(self) -> None:
         """Wake another waiter, because the waiter that was woken takes no message."""

@@ -134,7 +134,11 @@ class SharedQueue(MessageQueue, Protocol):
         second call returns the same object."""
 
     def drop(self, topic: str) -> MessageId | None:
-        """Drop the messages of one topic. Returns the id of its last message taken, or None."""
+        """Drop the messages of one topic. Returns the id of its last message taken, or None.
+
+        When a session ends, all its topics drop their messages, one after the other. So the queue
+        removes the messages at its next use, in one pass for all these topics.
+        """
 
 
 class SourceQueue:

@@ -317,6 +317,7 @@ class Mailbox:
         self._last_taken: Place | None = None  # None: no message taken since the last clear()
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
+        self._has_dropped = False  # the queue still has messages of topics that dropped them
         self.on_put: Callable[[], None] | None = None  # wakes the listener; None: no listener
 
     # On the loop
@@ -329,11 +330,12 @@ class Mailbox:
     def drop(self, topic: str) -> MessageId | None:
         assert self._sources is not None
         with self._changed:
-            self._messages = deque(one for one in self._messages if one.delivery.topic != topic)
+            self._has_dropped = True
             return self._sources.on_dropped(topic)
 
     def put(self, messages: Sequence[Message]) -> None:
         with self._changed:
+            self._remove_dropped()
             if self._failure is None:
                 self._messages.extend(messages)
             if self._waiting:
@@ -357,6 +359,7 @@ class Mailbox:
 
     def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
         with self._changed:
+            self._remove_dropped()
             removed = [one for one in self._messages if unwanted(one)]
             if removed:
                 self._messages = deque(one for one in self._messages if not unwanted(one))
@@ -373,6 +376,9 @@ class Mailbox:
         return id_at(self._last_taken)
 
     def __len__(self) -> int:
+        if self._has_dropped:
+            with self._lock:
+                self._remove_dropped()
         return len(self._messages)
 
     # In any thread
@@ -389,6 +395,7 @@ class Mailbox:
         `put_error` and `fail`.
         """
         with self._changed:
+            self._remove_dropped()
             if not self._messages and not self._errors:
                 with interruptible():
                     self._wait(timeout_s)
@@ -402,10 +409,12 @@ class Mailbox:
         with self._lock:
             if self._errors and self.on_put is None:
                 raise self._errors.popleft()
+            self._remove_dropped()
             return self._next() if self._messages else None
 
     def put_back(self, messages: Sequence[Message]) -> None:
         with self._changed:
+            self._remove_dropped()
             if self._failure is None:
                 if self._sources is None:
                     fresh = of_generation(self.generation, messages)
@@ -413,6 +422,13 @@ class Mailbox:
                     fresh = self._sources.current(messages)
                 self._messages.extendleft(reversed(fresh))
                 self._changed.notify(len(fresh))
+
+    def _remove_dropped(self) -> None:
+        """Remove the messages that `drop` has left. The caller holds the lock."""
+        if self._has_dropped:
+            assert self._sources is not None
+            self._has_dropped = False
+            self._messages = deque(self._sources.current(self._messages))
 
     def _next(self) -> Message:
         message = self._messages.popleft()
@@ -425,17 +441,17 @@ class Mailbox:
         self._waiting += 1
         try:
             self.on_waiting()
-            there = wait_for(
-                self._changed,
-                lambda: self._messages or self._errors or self._failure is not None,
-                timeout_s,
-            )
+            there = wait_for(self._changed, self._ends_wait, timeout_s)
         finally:
             self._waiting -= 1
         if self._failure is not None:
             raise self._failure
         if not there:
             raise Timeout(f"no message within {timeout_s} s", topic=self._topic)
+
+    def _ends_wait(self) -> bool:
+        self._remove_dropped()
+        return bool(self._messages or self._errors) or self._failure is not None
 
 
 @contextmanager

@@ -61,15 +61,20 @@ def replay(
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The files that Spark reads, in order: `path` itself, or the Parquet files below it."""
+    """The files that Spark reads, in order: `path` itself, or the files below it, whatever their
+    names end with."""
     if path.is_file():
         return [path]
     return [
         file
-        for file in sorted(path.rglob("*.parquet"))
-        if file.is_file()
-        and not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not any(map(_is_hidden, file.relative_to(path).parts))
     ]
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether Spark leaves out a file or folder of this name. It reads `_column=value`."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def job_of(topic: str, path: Path, files: Sequence[Path]) -> str:

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 def test_files_that_spark_reads_are_found_in_order(tmp_path: Path) -> None:
-    for name in ("b.parquet", "a=1/c.parquet", "_temporary/d.parquet", ".e.parquet", "f.csv"):
+    read = ["__partition=0/g.parquet", "a=1/c.parquet", "b.parquet", "f.parq", "h"]
+    for name in (*read, "_temporary/d.parquet", ".e.parquet", "_SUCCESS", "a=1/.c.parquet.crc"):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"12")
-    assert parquet_files(tmp_path) == [tmp_path / "a=1/c.parquet", tmp_path / "b.parquet"]
+    assert parquet_files(tmp_path) == [tmp_path / name for name in read]
     assert parquet_files(tmp_path / "b.parquet") == [tmp_path / "b.parquet"]
     assert parquet_files(tmp_path / "absent") == []
 

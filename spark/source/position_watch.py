@@ -170,6 +170,8 @@ class _Stream:
             self.topics -= {name}
             return
         state = state_of(self.owner, plan) if plan.exists else None
+        if state is None:
+            self._from[name] = 0  # the stream has all ledgers of a topic that is created again
         before = self._known.get(name)
         if state is not None and before is not None and before.state is not None:
             state = before.state.updated(

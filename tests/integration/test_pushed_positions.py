@@ -123,6 +123,19 @@ def test_a_loss_is_noticed_without_a_poll(
         wait_for(lambda: query.driver.latest(behind, rows_max=1, bytes_max=None) is None)
 
 
+def test_a_topic_that_was_created_again_is_read_without_a_poll(
+    service: Service, topic: str, begin: Callable[..., Query]
+) -> None:
+    publish(service, topic, 3)
+    query = begin(failOnDataLoss="false", **NO_POLLS)
+    service.call(owner(service, topic).broker.delete_topic(TopicName.parse(topic), force=True))
+    wait_for(lambda: topic not in query.topics())
+    publish(service, topic, 2)
+    wait_for(lambda: topic in query.topics())
+    assert query.at["from"][topic][2] == 0
+    wait_for(lambda: query.reached() == 2)
+
+
 def test_a_query_follows_its_topic_to_another_broker(
     service: Service, topic: str, begin: Callable[..., Query]
 ) -> None:

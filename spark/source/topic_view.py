@@ -62,13 +62,14 @@ class TopicView:
         self._brokers = list(options.brokers)  # the first one is asked first
         self._owners: dict[str, str] = {}
         self._missing: list[str] = []  # the missing topics that the log named last
+        self._has_found = False  # a topic has existed since the view was created
         self.topics: tuple[str, ...] = ()  # full names; partitions instead of partitioned topics
 
     def discover(self, *, once: bool = False) -> None:
         """Set `topics`. With `once`, a failure raises BrokerLost or BrokerRefused. Otherwise the
         call is repeated after BrokerLost.
 
-        Raises TopicNotFound if no topic is known yet and a topic that the user named does not
+        Raises TopicNotFound if no topic was found before and a topic that the user named does not
         exist. With failOnDataLoss false, this is an error only if none of the topics exists; with
         waitingForNonExistedTopic, never. Raises ReadRefused, ReadStalled.
         """
@@ -76,7 +77,7 @@ class TopicView:
         found, missing = attempt() if once else self._retry(attempt)
         options = self._options
         fails = not options.waits_for_topics and (options.fail_on_data_loss or not found)
-        if missing and not self.topics and fails:
+        if missing and not self._has_found and fails:
             raise TopicNotFound(missing[0])
         if missing and missing != self._missing:
             log.warning("%d topics do not exist, the first one is %s", len(missing), missing[0])
@@ -97,6 +98,7 @@ class TopicView:
     def adopt(self, found: Iterable[str]) -> None:
         """Set `topics` to these: a broker has found all topics that the query wants."""
         self.topics = tuple(sorted(found) if self._options.pattern is not None else found)
+        self._has_found = self._has_found or bool(self.topics)
 
     def states(
         self, from_ledgers: Mapping[str, int], *, once: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -538,6 +539,22 @@ def test_a_query_of_named_topics_restarts_without_a_deleted_one_only_if_losses_a
     for expected in ({short(kept): (3, 5)}, {}):
         lenient.restart()
         assert lenient.indexes() == expected
+
+
+def test_a_query_whose_only_topic_is_deleted_continues_if_losses_are_allowed(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 3)
+    query = Query(service, topic=topic, startingOffsets="earliest", failOnDataLoss="false")
+    assert query.indexes() == {short(topic): (0, 3)}
+    service.call(owner(service, topic).delete_topic(TopicName.parse(topic), force=True))
+    until_s = time.monotonic() + 0.2
+    while time.monotonic() < until_s:
+        assert query.indexes() == {}
+    publish(client, topic, 2)
+    found: dict[str, tuple[int, int]] = {}
+    wait_for(lambda: found.update(query.indexes()) or found)
+    assert found == {short(topic): (0, 2)}
 
 
 def test_a_newer_query_fences_the_older_one(

@@ -13,6 +13,7 @@ serves it), the topic's own record is a part, too.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from magnetar.broker.errors import PoliciesUnavailable
@@ -22,7 +23,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.policies import NamespaceRecord, Policies, TenantRecord, effective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.protos.names import NamespaceName, TopicName
@@ -54,7 +55,11 @@ class _Followed:
     count: int = 0  # topics that are served
     own: Part[Policies] | None = None  # None: the topic sets no policies
     resolved: EffectivePolicies | None = None  # None: to be computed; used only with `own`
-    subscriptions: list[PolicyListener] = field(default_factory=list)
+    # The listeners of each topic. A topic may have thousands of followed partitions.
+    listeners: dict[TopicName, tuple[PolicyListener, ...]] = field(default_factory=dict)
+
+    def all_listeners(self) -> Iterator[PolicyListener]:
+        return chain.from_iterable(self.listeners.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +155,8 @@ class NamespaceView:
         key = topic_key(topic)
         followed = self._followed[key]
         followed.count -= 1
-        for subscription in [one for one in followed.subscriptions if one.topic == topic]:
-            subscription.end()
+        for listener in followed.listeners.get(topic, ()):
+            listener.end()
         if followed.count:
             return None
         del self._followed[key]
@@ -159,13 +164,18 @@ class NamespaceView:
 
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> PolicyListener:
         """Add a listener for the policies of a followed topic."""
-        subscription = PolicyListener(topic, callback, self)
-        self._followed[topic_key(topic)].subscriptions.append(subscription)
-        return subscription
+        listener = PolicyListener(topic, callback, self)
+        listeners = self._followed[topic_key(topic)].listeners
+        listeners[topic] = (*listeners.get(topic, ()), listener)
+        return listener
 
-    def forget(self, subscription: PolicyListener) -> None:
+    def forget(self, listener: PolicyListener) -> None:
         """Remove a listener that has ended."""
-        self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
+        topic = listener.topic
+        listeners = self._followed[topic_key(topic)].listeners
+        left = tuple(one for one in listeners.pop(topic) if one is not listener)
+        if left:
+            listeners[topic] = left
 
     def own_part(self, topic: TopicName) -> Part[Policies]:
         """The part with the own policies of a followed topic."""
@@ -187,7 +197,7 @@ class NamespaceView:
         for followed in self._followed.values():
             followed.resolved = None
         return Effects(
-            notify=tuple(one for each in self._followed.values() for one in each.subscriptions)
+            notify=tuple(one for each in self._followed.values() for one in each.all_listeners())
         )
 
     def on_listed(self, keys: frozenset[str]) -> Effects:
@@ -211,7 +221,7 @@ class NamespaceView:
         if before is None or before == policies:
             return Effects()
         followed.resolved = None
-        return Effects(notify=tuple(followed.subscriptions))
+        return Effects(notify=tuple(followed.all_listeners()))
 
     def check(self) -> None:
         """Assert the invariants that hold between events."""

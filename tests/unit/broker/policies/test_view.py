@@ -133,6 +133,26 @@ def test_a_subscription_that_ended_is_not_notified() -> None:
     assert called == ["kept"]
 
 
+def test_the_end_of_a_partition_visits_no_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, number, visits = known(), 300, 0
+    partitions = [T.with_partition(index) for index in range(number)]
+    for topic in partitions:
+        view.follow(topic)
+        view.subscribe(topic, lambda: None)
+    original = TopicName.__eq__
+
+    def equal(one: TopicName, other: object) -> bool:
+        nonlocal visits
+        visits += 1
+        return original(one, other)
+
+    monkeypatch.setattr(TopicName, "__eq__", equal)
+    for topic in partitions:
+        view.unfollow(topic)
+    assert not view.is_followed
+    assert visits <= 5 * number
+
+
 levels = st.builds(
     Policies,
     message_ttl_s=st.none() | st.integers(0, 2),

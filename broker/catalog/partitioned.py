@@ -57,6 +57,9 @@ ZooKeeper."""
 METADATA_TIMEOUT_S: Final = 10.0
 """The time limit of one change of a record while the metadata store does not answer."""
 
+NAMES_PER_TURN: Final = 1_000
+"""The names of partitions that are parsed in one turn of the event loop, at 5 us each."""
+
 WRITES_MAX: Final = 32
 """The number of partitions' records that are written at the same time."""
 
@@ -84,7 +87,9 @@ class PartitionedTopics:
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
         """Return the partitioned topics of a namespace, sorted."""
         folder = paths.partitioned_topics(namespace.tenant, namespace.namespace, domain)
-        return sorted(_name_in(namespace, domain, it) for it in await self._store.children(folder))
+        children = await self._store.children(folder)
+        names = [_name_in(namespace, domain, child) for child in children]
+        return sorted(names, key=lambda it: it.topic)  # the comparison of names is slow
 
     async def create(
         self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
@@ -144,14 +149,16 @@ class PartitionedTopics:
         await self._update(_path(name), mark)
         folder = paths.topics(name.tenant, name.namespace, name.domain)
         await self._store.sync(folder)
-        found = [
-            _name_in(name.namespace_name, name.domain, child)
-            for child in await self._store.children(folder)
-        ]
-        return sorted(
-            (it for it in found if it.partition is not None and it.base == name),
-            key=lambda it: it.partition or 0,
-        )
+        prefix = paths.quoted(f"{name.topic}-partition-0")[:-1]
+        children = [it for it in await self._store.children(folder) if it.startswith(prefix)]
+        found: dict[int, TopicName] = {}
+        for number, child in enumerate(children, 1):
+            one = _name_in(name.namespace_name, name.domain, child)
+            if one.partition is not None and one.base == name:
+                found[one.partition] = one
+            if number % NAMES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return [found[index] for index in sorted(found)]
 
     async def delete_untouched(self, partitions: Sequence[TopicName]) -> list[TopicName]:
         """Delete the records of those partitions that no broker has opened: they have no other

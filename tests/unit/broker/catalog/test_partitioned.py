@@ -3,9 +3,12 @@ crash."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from fakes.cluster_state import ClusterState
 
+from magnetar.broker.catalog import partitioned
 from magnetar.broker.catalog.partitioned import PARTITIONS_MAX, PartitionedTopics
 from magnetar.broker.cursor.replay import CursorReplay, number_of
 from magnetar.broker.cursor.sequences import DEDUPLICATION
@@ -164,6 +167,32 @@ async def test_a_marked_deletion_can_be_finished_later() -> None:
     assert await world.topics.find(NAME) is None
     with pytest.raises(TopicNotFound):
         await world.topics.begin_deletion(NAME)
+
+
+async def test_the_partitions_to_delete_are_parsed_in_slices_and_no_other_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, name = World(), TopicName.parse("a topic")
+    await world.topics.create(name, 35)
+    for index in range(50):
+        await world.put(TopicName.parse(f"other-{index}"), TopicRecord(0))
+    parsed, in_turn, original = [0], [0], partitioned._name_in
+
+    def name_in(*arguments: object) -> TopicName:
+        parsed[0] += 1
+        return original(*arguments)
+
+    monkeypatch.setattr(partitioned, "_name_in", name_in)
+    monkeypatch.setattr(partitioned, "NAMES_PER_TURN", 10)
+    async with asyncio.TaskGroup() as tasks:
+        deletion = tasks.create_task(world.topics.begin_deletion(name))
+        while not deletion.done():
+            before = parsed[0]
+            await asyncio.sleep(0)
+            in_turn.append(parsed[0] - before)
+    assert deletion.result() == [name.with_partition(index) for index in range(35)]
+    assert sum(in_turn) == 35
+    assert max(in_turn) == 10
 
 
 async def test_partitions_that_were_never_opened_are_deleted_by_their_records() -> None:

@@ -24,7 +24,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.log.bitmap import Bitmap
+from magnetar.broker.log.bitmap import Bitmap, runs
 from magnetar.broker.log.position import Position
 from magnetar.protos.entry import BATCH_MESSAGES_MAX
 
@@ -210,8 +210,9 @@ class AckState:
             position = chain.previous_position(chain.ceiling(position))
         if position.entry < 0 or position <= (self._ledger, self._entry):
             return False
+        before = self.mark_delete
         self._ledger, self._entry = position
-        self._forget_below_mark()
+        self._forget_below_mark(before)
         self._advance()
         return True
 
@@ -228,7 +229,13 @@ class AckState:
             return
         bitmap = self._bitmaps.setdefault(ledger, Bitmap())
         bitmap.merge(first, bits)
-        self._partial = {p: left for p, left in self._partial.items() if not self.is_acked(p)}
+        partial = self._partial
+        if int.from_bytes(bits, "little").bit_count() < len(partial):
+            for start, end in runs(bits):
+                for entry in range(first + start, first + end + 1):
+                    partial.pop(Position(ledger, entry), None)
+        elif partial:
+            self._partial = {p: left for p, left in partial.items() if not self.is_acked(p)}
         self._advance()
 
     def reset(self, start: Start) -> None:
@@ -268,11 +275,19 @@ class AckState:
             self._bitmaps.pop(self._ledger, None)
             self._ledger, self._entry = following
 
-    def _forget_below_mark(self) -> None:
-        for ledger in [ledger for ledger in self._bitmaps if ledger < self._ledger]:
-            del self._bitmaps[ledger]
+    def _forget_below_mark(self, before: Position) -> None:
+        """Forget what the move of the mark from `before` acknowledged. The cost must not grow with
+        the number of ack sets when the mark moves by a few entries: a replay moves it thousands of
+        times."""
+        ledger, last = mark = self.mark_delete
+        if ledger != before.ledger:
+            for passed in [passed for passed in self._bitmaps if passed < ledger]:
+                del self._bitmaps[passed]
+        elif last - before.entry < len(self._partial):
+            for entry in range(before.entry + 1, last + 1):
+                self._partial.pop(Position(ledger, entry), None)
+            return
         if self._partial:
-            mark = (self._ledger, self._entry)
             self._partial = {p: left for p, left in self._partial.items() if p > mark}
 
     def check(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from array import array
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -126,6 +128,42 @@ def test_ranges_beyond_the_end_of_the_log_are_cut() -> None:
     state = replay.state(1)
     state.check()
     assert list(state.acked_beyond_mark()) == [(2, 4)]
+
+
+@pytest.mark.parametrize("moves_the_mark", [True, False])
+def test_time_of_a_replay_does_not_grow_with_deltas_times_ack_sets(moves_the_mark: bool) -> None:
+    chain = Chain([TopicLedger(LedgerId(1), 0, entries=30_000, length=1, closed_ms=1)])
+    state = AckState(chain, Position(1, -1))
+    for entry in range(15_000, 25_000):
+        state.on_ack_batch_index(Position(1, entry), 1)
+    replay = CursorReplay(chain)
+    replay.on_entry(stored.inline(stored.snapshot(1, state)))
+    began_s = time.process_time()
+    for entry in range(0, 10_000, 2):
+        mark = Position(1, entry) if moves_the_mark else None
+        acked = {} if moves_the_mark else {1: array("I", [entry + 1])}
+        replay.on_entry(stored.inline(stored.delta(1, mark=mark, acked=acked, batches=())))
+    assert time.process_time() - began_s < 1.0  # 0.1 s; the quadratic form took 5 to 12 s
+    assert len(replay.state(1).partial) == 10_000
+    replay.state(1).check()
+
+
+@pytest.mark.parametrize("first", [0, 8])
+def test_replayed_bits_and_marks_remove_the_ack_sets_of_acknowledged_entries(first: int) -> None:
+    chain = OnlyAChain().chain
+    for bits in (0b1, 0b11101, 0b1111_1111):
+        for partly in ((1,), (2, 3), tuple(range(1, 20))):
+            state, mark = AckState(chain, Position(1, 0)), AckState(chain, Position(1, 0))
+            for entry in partly:
+                state.on_ack_batch_index(Position(1, entry), 1)
+                mark.on_ack_batch_index(Position(1, entry), 1)
+            state.on_acked_bits(1, first, bytes([bits]))
+            state.check()
+            acked = {first + bit for bit in range(8) if bits >> bit & 1}
+            assert {it.entry for it in state.partial} == set(partly) - acked
+            mark.on_ack_cumulative(Position(1, first + 1))
+            mark.check()
+            assert {it.entry for it in mark.partial} == {it for it in partly if it > first + 1}
 
 
 async def test_mark_in_an_empty_first_ledger_acknowledges_nothing() -> None:

@@ -131,7 +131,9 @@ class Deduplication:
             self._switching = asyncio.Lock()
         async with self._switching:
             while not self.is_settled:
-                if self.wanted:
+                if self._is_half_off:
+                    await self._disable()
+                elif self.wanted:
                     await self._enable()
                 elif self._policies.is_fresh:
                     await self._disable()
@@ -183,16 +185,17 @@ class Deduplication:
         if self._entries and is_due:
             self.snapshot()
 
+    @property
+    def _is_half_off(self) -> bool:
+        """True after a failed `_disable`: the topic's record may lack the sequence ids, although
+        the cursors still have them."""
+        return self._cursors.sequences is not None and not self.enabled
+
     async def _enable(self) -> None:
         # Entries that are in flight now are noted when the log reports them as durable.
-        sequences = self._cursors.sequences
-        if sequences is not None:
-            await self._replay(sequences)
-        else:
-            sequences = self.stage.sequences or self._cursors.new_sequences(self._log.confirmed)
+        sequences = self.stage.sequences or self._cursors.new_sequences(self._log.confirmed)
         self.stage.sequences = sequences
-        if self._cursors.sequences is None:
-            await self._cursors.add_sequences(sequences)
+        await self._cursors.add_sequences(sequences)
         log.info("deduplication is on", topic=str(self._log.name), producers=sequences.count)
 
     async def _disable(self) -> None:

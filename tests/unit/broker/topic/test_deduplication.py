@@ -17,16 +17,19 @@ from support import settle, wait_until
 
 from magnetar.broker.cursor.sequences import DEDUPLICATION, SEQUENCE_ID_MAX
 from magnetar.broker.errors import NotAllowed, StraddlingBatch
-from magnetar.broker.log.owned_record import OwnedRecord
+from magnetar.broker.log.owned_record import METADATA_TIMEOUT_S, OwnedRecord
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.deduplication import DeduplicationConfig
 from magnetar.broker.topic.duplicates import CHUNKED_IDLE_MAX
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
+from magnetar.metadata.memory import MemoryStore
 
 if TYPE_CHECKING:
     from fakes.sessions import FakeProducerSession
     from fakes.topics import TopicRig
 
     from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.metadata.store import Versioned
     from magnetar.protos.sends import SendRun
 
 NOWHERE = Position(-1, -1)
@@ -36,6 +39,33 @@ OFTEN = DeduplicationConfig(entries_interval=3)
 
 def on() -> SettablePolicies:
     return SettablePolicies(deduplication=True)
+
+
+class DeafStore(MemoryStore):
+    """Loses the replies of the next puts. While it is not reachable, it sends no request."""
+
+    replies_lost = 0
+    is_reachable = True
+
+    async def get(self, path: str) -> Versioned | None:
+        self._require_reachable()
+        return await super().get(path)
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        if self.replies_lost:
+            self.replies_lost -= 1
+            await super().put(path, value, expected=expected)
+            raise OutcomeUnknown(path, "the reply was lost")
+        self._require_reachable()
+        return await super().put(path, value, expected=expected)
+
+    async def sync(self, path: str) -> None:
+        self._require_reachable()
+        await super().sync(path)
+
+    def _require_reachable(self) -> None:
+        if not self.is_reachable:
+            raise Unavailable("a fault")
 
 
 @dataclass
@@ -220,6 +250,31 @@ async def test_the_policy_is_followed_while_the_topic_is_open() -> None:
         assert not it.topic.deduplication.enabled
         assert DEDUPLICATION not in it.topic.log.owned_record.record.subscriptions
         assert await one.numbers(2) == ["stored"]
+
+
+async def test_a_switch_on_after_a_switch_off_without_a_reply_stores_the_sequence_ids() -> None:
+    """The record may lack the sequence ids: then the next owner would not know them."""
+    world, policies = ClusterState(), on()
+    store = DeafStore(world.tree)
+    async with opened_topic(world, policies=policies, store=store, close=False) as it:
+        one = await sender(it)
+        await one.numbers(7)
+        store.replies_lost = 1
+        store.is_reachable = False
+        policies.set(deduplication=False)
+        await wait_until(lambda: not it.topic.deduplication.enabled)
+        await asyncio.sleep(METADATA_TIMEOUT_S + 1)
+        store.is_reachable = True
+        assert await one.numbers(3) == ["stored"]
+        policies.set(deduplication=True)
+        await wait_until(lambda: it.topic.deduplication.is_settled)
+        assert await one.numbers(4, 4) == ["stored", "duplicate"]
+        record = it.topic.log.owned_record
+        await record.verify()
+        assert DEDUPLICATION in record.record.subscriptions
+    async with opened_topic(world, policies=on()) as it:
+        one = await sender(it)
+        assert await one.numbers(4, 5) == ["duplicate", "stored"]
 
 
 async def test_a_failed_switch_is_logged_with_the_topic(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.errors import PoliciesUnavailable, SubscriptionFenced
+from magnetar.broker.errors import PoliciesUnavailable, ReadFailed, SubscriptionFenced
 from magnetar.broker.topic.topic import PersistentTopic, TopicState
 from magnetar.runtime.log import get_logger
 
@@ -29,16 +29,20 @@ log = get_logger(__name__)
 
 async def expire_messages(topic: Topic) -> None:
     """Acknowledge in every subscription the entries that are older than the topic's time to live.
-    Raises ReadFailed, LogError."""
+    Raises LogError, and ReadFailed after the other subscriptions."""
     policies = _fresh_policies(topic)
     if policies is None or policies.message_ttl_s <= 0:
         return
     assert isinstance(topic, PersistentTopic)
+    failure: ReadFailed | None = None
     for subscription in topic.all_subscriptions:
         try:
             expired = await topic.expire(subscription, older_than_s=policies.message_ttl_s)
         except SubscriptionFenced:
             continue  # a seek moves it, or it is being deleted: the next round looks again
+        except ReadFailed as error:
+            failure = error
+            continue
         if expired:
             log.info(
                 "messages expired",
@@ -46,6 +50,8 @@ async def expire_messages(topic: Topic) -> None:
                 subscription=subscription.name,
                 entries=expired,
             )
+    if failure is not None:
+        raise failure
 
 
 async def expire_subscriptions(topic: Topic) -> None:
@@ -63,10 +69,18 @@ async def expire_subscriptions(topic: Topic) -> None:
 
 
 async def look_up_backlog_ages(topic: Topic) -> None:
-    """Read the times of the oldest unacknowledged entry for the metrics. Raises ReadFailed."""
-    if isinstance(topic, PersistentTopic) and topic.state is TopicState.OPEN:
-        for subscription in topic.all_subscriptions:
+    """Read the times of the oldest unacknowledged entry for the metrics. Raises ReadFailed after
+    the other subscriptions."""
+    if not isinstance(topic, PersistentTopic) or topic.state is not TopicState.OPEN:
+        return
+    failure: ReadFailed | None = None
+    for subscription in topic.all_subscriptions:
+        try:
             await subscription.oldest.find()
+        except ReadFailed as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def _fresh_policies(topic: Topic) -> EffectivePolicies | None:

@@ -13,7 +13,7 @@ from support import settle, wait_until
 
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.permits import Limits
-from magnetar.broker.errors import SubscriptionFenced
+from magnetar.broker.errors import ReadFailed, SubscriptionFenced
 from magnetar.broker.log.position import EARLIEST, LATEST
 from magnetar.broker.topic.contract import InitialPosition, SubscriptionType
 from magnetar.broker.topic.expiry import (
@@ -259,3 +259,23 @@ async def test_age_and_size_of_a_backlog_in_statistics() -> None:
         await found(it, "t").skip_all()
         assert it.topic.backlog_age_s == -1
         assert (await it.topic.stats())["backlogSize"] == 0
+
+
+async def test_an_unreadable_entry_of_one_subscription_does_not_stop_the_others() -> None:
+    world, policies = ClusterState(), keeping(message_ttl_s=60)
+    async with opened_topic(world, policies=policies, cache_bytes=1) as it:
+        positions = await it.publish(*TEXTS)
+        await it.subscribe("a", permits=0)
+        await it.subscribe("b", permits=0)
+        await found(it, "b").skip(3)
+        world.ledgers.unreadable.add((positions[0].ledger, positions[0].entry))
+        with pytest.raises(ReadFailed):
+            await look_up_backlog_ages(it.topic)
+        oldest = found(it, "b").oldest.known()
+        assert oldest is not None
+        assert oldest.position == positions[3]
+        world.clock.advance_ms(61_000)
+        with pytest.raises(ReadFailed):
+            await expire_messages(it.topic)
+        assert found(it, "b").cursor.backlog_entries == 0
+        assert found(it, "a").cursor.backlog_entries == len(TEXTS)

@@ -17,7 +17,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.cursor.backlog import bytes_after, position_with
-from magnetar.broker.errors import BacklogQuotaHeld, BacklogQuotaRefused, SubscriptionFenced
+from magnetar.broker.errors import (
+    BacklogQuotaHeld,
+    BacklogQuotaRefused,
+    ReadFailed,
+    SubscriptionFenced,
+)
 from magnetar.metadata.policies import BacklogAction
 from magnetar.runtime.log import get_logger
 
@@ -93,16 +98,26 @@ class BacklogQuotas:
                 else:
                     error = self._error(by_size, f"its backlog has {size} bytes", "bytes")
         if error is None and by_age.limit >= 0:
-            age_s = await self._age_s(mark)
-            if age_s > by_age.limit:
-                if by_age.action is BacklogAction.EVICT_BACKLOG:
-                    since_ms = self._clock.now_ms() - by_age.limit * 1_000
-                    first = await self._log.search(lambda it: it.broker_timestamp_ms >= since_ms)
-                    end = self._log.chain.ceiling(first)
-                    await self._evict(self._log.chain.previous_position(end))
-                else:
-                    error = self._error(by_age, f"its oldest message is {age_s:.0f} s old", "s")
+            try:
+                error = await self._find_by_age(by_age)
+            except ReadFailed as failure:  # entries that cannot be read must not stop producers
+                topic, why = str(self._log.name), str(failure)
+                log.warning("the age of a backlog is not known", topic=topic, error=why)
         return error
+
+    async def _find_by_age(self, quota: BacklogQuota) -> QuotaError | None:
+        """Do the part of `_find` for the age of the backlog. Raises ReadFailed, LogError."""
+        mark = self._slowest()  # read it here: an eviction by size has just moved it
+        age_s = 0.0 if mark is None else await self._age_s(mark)
+        if age_s <= quota.limit:
+            return None
+        if quota.action is not BacklogAction.EVICT_BACKLOG:
+            return self._error(quota, f"its oldest message is {age_s:.0f} s old", "s")
+        since_ms = self._clock.now_ms() - quota.limit * 1_000
+        first = await self._log.search(lambda it: it.broker_timestamp_ms >= since_ms)
+        end = self._log.chain.ceiling(first)
+        await self._evict(self._log.chain.previous_position(end))
+        return None
 
     def _slowest(self) -> Position | None:
         """The lowest mark-delete position of the durable subscriptions. None: there is none."""

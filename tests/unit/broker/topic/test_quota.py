@@ -124,6 +124,39 @@ async def test_eviction_by_age_skips_what_is_older() -> None:
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 2
 
 
+@pytest.mark.parametrize("action", [HOLD, EVICT])
+async def test_an_unreadable_entry_does_not_keep_producers_away(
+    action: BacklogAction, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = ClusterState()
+    policies = SettablePolicies(backlog_quota_age_s=BacklogQuota(60, action))
+    async with opened_topic(world, policies=policies, cache_bytes=1) as it:
+        await it.subscribe(permits=0)
+        first, *_ = await it.publish("a", "b")
+        world.clock.advance_ms(61_000)
+        world.ledgers.unreadable.add((first.ledger, first.entry))
+        await it.produce("p")
+        assert "the age of a backlog is not known" in caplog.text
+        world.ledgers.unreadable.clear()
+        await it.topic.quotas.check()
+        assert it.topic.producers == {} or action is EVICT
+
+
+async def test_age_is_that_of_the_backlog_after_an_eviction_by_size() -> None:
+    world = ClusterState()
+    policies = SettablePolicies(
+        backlog_quota_bytes=BacklogQuota(300, EVICT), backlog_quota_age_s=BacklogQuota(60, HOLD)
+    )
+    async with opened_topic(world, policies=policies) as it:
+        await it.subscribe(permits=0)
+        await it.publish(*"abcdefghij")
+        world.clock.advance_ms(61_000)
+        await it.publish(*"klmnopqrst")
+        await it.topic.quotas.check()
+        assert 0 < it.topic.subscriptions["s"].cursor.backlog_entries < 10
+        assert it.topic.producers, "the old messages are evicted"
+
+
 async def test_bytes_and_positions_are_inverse_over_ledgers() -> None:
     async with opened_topic(ClusterState()) as it:
         positions = await it.publish(*"abcdefghijklmnopq")

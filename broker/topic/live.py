@@ -26,6 +26,7 @@ from magnetar.broker.errors import (
 )
 from magnetar.broker.topic.consumer_admission import ConsumerAdmission, require_name
 from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
+from magnetar.broker.topic.description import describe_all
 from magnetar.broker.topic.live_producer import LiveProducer
 from magnetar.broker.topic.live_subscription import LiveSubscription
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
@@ -290,10 +291,7 @@ class NonPersistentTopic:
 
     async def stats(self) -> dict[str, Any]:
         """The statistics in the form of Pulsar's NonPersistentTopicStats."""
-        subscriptions = {
-            name: await each.describe(self._turns)
-            for name, each in tuple(self.subscriptions.items())
-        }
+        subscriptions = await describe_all(self.subscriptions, self._turns)
         publishers = await self._turns.each(
             self.producers.values(),
             lambda producer: producer.describe(self._loop.time()),

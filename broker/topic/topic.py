@@ -51,6 +51,7 @@ from magnetar.broker.topic.contract import (
 )
 from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig
 from magnetar.broker.topic.delayed_store import DelayedStore
+from magnetar.broker.topic.description import describe_all
 from magnetar.broker.topic.disconnector import Disconnector
 from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
@@ -741,14 +742,8 @@ class PersistentTopic:
     async def stats(self) -> dict[str, Any]:
         """Return the statistics in the form of Pulsar's TopicStats. Raises ReadFailed."""
         loop, turns = asyncio.get_running_loop(), self._turns
-        subscriptions = {
-            name: await subscription.describe(turns)
-            for name, subscription in self.subscriptions.items()
-        }
-        hidden = {
-            name: await subscription.describe(turns)
-            for name, subscription in self.hidden_subscriptions.items()
-        }
+        subscriptions = await describe_all(self.subscriptions, turns)
+        hidden = await describe_all(self.hidden_subscriptions, turns)
         publishers = await turns.each(
             self.producers.values(),
             lambda handle: handle.describe(loop.time()),

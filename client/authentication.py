@@ -98,8 +98,8 @@ class AuthenticationTLS(Authentication):
 class AuthenticationToken(Authentication):
     """A token, usually a JSON Web Token: as text, or as a function that returns the text.
 
-    The client calls the function in a thread for each connection, and when a broker asks for new
-    credentials because the token has expired.
+    The client calls the function for each connection. It calls the function again when a broker
+    asks for new credentials because the token has expired. Each call runs in a thread.
     """
 
     def __init__(self, token: str | TokenSupplier) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from magnetar.broker.schemas.schema import Schema
 
 NAME_BYTES_MAX: Final = 1_024
-"""The longest name of a subscription, producer or consumer, as of a topic (protos/names.py). Names
-are part of the topic's record, of statistics and of metrics."""
+"""The limit for the name of a subscription, producer or consumer. The name of a topic has the same
+limit (protos/names.py). Names are part of the topic's record, of statistics and of metrics."""
 
 _NO_SCHEMA: Final = (pb.Schema.Bytes, pb.Schema.AutoConsume)
 

@@ -143,8 +143,8 @@ class TaskWriter:
         self._among |= dict.fromkeys(partitions, len(partitions))
 
     async def _insist(self, topic: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an attempt while brokers restart, or while an earlier attempt of this task is
-        connected. A broker accepts one producer with a name at a time.
+        """Call `attempt` again while brokers restart, or while the producer of an earlier run of
+        this task is connected. A broker accepts only one producer of each name at a time.
 
         Raises WriteStalled, WriteRefused.
         """

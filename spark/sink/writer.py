@@ -3,7 +3,7 @@
 Spark sends a writer to the executors, where each task writes its rows (task.py). Consumers get the
 rows at once, even if another task of the job fails later. There are no transactions, so `abort`
 undoes nothing. When Spark repeats a task, an at-least-once sink stores the rows of the task again.
-With dedup, the broker drops the rows that it has stored.
+With dedup, the sink stores only the rows that no earlier attempt has stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def batch_writer(
 ) -> DataSourceArrowWriter:
     """Check options and columns on the driver, and return the writer.
 
-    Raises InvalidOption, InvalidSchema, DeduplicationOff, WriteStalled.
+    Raises InvalidOption, InvalidSchema, DeduplicationOff, WriteRefused, WriteStalled.
     """
     if overwrite:
         raise InvalidOption("mode", "overwrite: a topic is never emptied by a write; use append")

@@ -5,8 +5,8 @@ several ledgers. RocksDB removes a blob file when all its values are dead or wer
 a compaction, which rewrites the living values of the files that it visits. So the bookie divides
 its ledgers into *regions* of neighbouring ids, and compacts a whole region when enough of it is
 dead. A compaction of only the dead ids is not enough. An earlier compaction may have dropped the
-keys of the dead values and the range deletions already. Then only the living values lead to the
-shared blob files.
+keys of the dead values and the range deletions already. Then only the keys of living values still
+refer to the shared blob files.
 
 A compaction that meets an unreadable value fails, and RocksDB refuses all later writes, so the
 process ends. To prevent that each start fails again, the bookie keeps a marker file while a

@@ -1,4 +1,4 @@
-"""The operating errors of metadata. Each has its data, and says whether the outcome is known.
+"""The operating errors of metadata. Each says whether the outcome of the call is known.
 
 `definite` is True when the call that raised changed nothing, or when the stored data is damaged. It
 is False when the change may have happened, or may still happen: read again and compare.

@@ -5,7 +5,8 @@ entry, and a consumer reserves memory by it. So the broker refuses numbers that 
 also refuses messages that only brokers write (markers), and messages that it does not support (of
 transactions): it would otherwise deliver them as ordinary messages.
 
-Encryption adds bytes to a payload and removes none, so these bounds hold for encrypted entries too.
+Encryption adds bytes to a payload and removes none, so these bounds hold for encrypted entries too,
+except one: an encrypted chunk may be larger than the stated size of its message.
 """
 
 from typing import Final
@@ -22,11 +23,11 @@ EXPANSION_MAX: Final = {
     Compression.SNAPPY: 32,
     Compression.ZSTD: 1 << 16,
 }
-"""The most bytes that a codec can decompress from one compressed byte.
+"""An upper bound of the bytes that a codec can decompress from one compressed byte.
 
 LZ4: a length byte stands for 255 bytes. ZLIB: two bits stand for 258 bytes. SNAPPY: a copy takes
-three bytes and stands for 64. ZSTD: a block takes at least three bytes and stands for 128 KiB,
-43,691 bytes for each.
+three bytes and stands for 64. ZSTD: a block takes at least three bytes and stands for 128 KiB.
+The values of LZ4, SNAPPY and ZSTD are rounded up to powers of two.
 """
 
 EXPANSION_SPARE_BYTES: Final = 64
@@ -78,7 +79,7 @@ def _check_metadata(metadata: pb.MessageMetadata, view: EntryView) -> None:
     most = (payload_bytes + EXPANSION_SPARE_BYTES) * EXPANSION_MAX[view.compression]
     if view.uncompressed_size > most:
         raise MalformedEntry(
-            f"{payload_bytes} bytes compressed with {view.compression.name} cannot have had"
+            f"{payload_bytes} bytes compressed with {view.compression.name} cannot expand to"
             f" {view.uncompressed_size} bytes; the most is {most}"
         )
 

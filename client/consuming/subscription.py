@@ -42,7 +42,7 @@ class Subscription:
     batch_indexes: bool
     nack_delay_s: float
     unacked_timeout_s: float | None  # None: unacknowledged messages are not requested again
-    key_shared: ConsumerKeySharedPolicy | None = None  # None: the broker's default
+    key_shared: ConsumerKeySharedPolicy | None = None  # None: the default policy
     creates_topic: bool = True  # whether the broker may create the topic
     nack_backoff: RedeliveryBackoff | None = None  # None: `nack_delay_s`
     unacked_backoff: RedeliveryBackoff | None = None  # added to `unacked_timeout_s`; None: 0 s

@@ -98,7 +98,7 @@ class Schema:
 
     - `record_cls`: the class of the values.
     - `schema_type`: the type that the broker registers.
-    - `schema_definition`: the definition, of values that JSON can express.
+    - `schema_definition`: the definition, which the constructor converts to JSON text.
     - `schema_name`: a name.
     """
 

@@ -137,7 +137,7 @@ LIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an impossible compression": (
         {},
         {"uncompressed_size": 100_000, "compression": pb.LZ4},
-        "compressed with LZ4 cannot have had 100000 bytes",
+        "compressed with LZ4 cannot expand to 100000 bytes",
     ),
     "a low highest sequence id": ({"highest_sequence_id": 4}, {"partition_key": "k"}, "is below"),
     "no sequence id": ({"sequence_id": 2**64 - 1}, {"partition_key": "k"}, "not below 2^63"),

@@ -62,8 +62,8 @@ class Lease:
 
     async def run(self) -> None:
         """Take the lease and keep it, until cancelled; the node stays after a cancellation. Raises
-        LeaseTaken when another process replaced our node while our session was alive: both
-        processes have the same identity, and the other process keeps it."""
+        LeaseTaken when another process replaced our node while our session was alive. If the node
+        registers a process, both processes have the same identity, and this process must end."""
         unwatch = self._store.watch(self._path, self._wake.set)
         unwatch_session = self._store.watch_session(lambda state: self._tell())
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Refusal, "description": "A name or body is not what was expected."},
+    400: {"model": Refusal, "description": "A number, flag or body is not what was expected."},
     404: {"model": Refusal, "description": "The topic has no schema, or not this version."},
     412: {"model": Refusal, "description": "The name is invalid."},
     503: {"model": Refusal, "description": "The request cannot be carried out now: try again."},

@@ -102,8 +102,8 @@ class Partitions:
 
 
 class TopicList:
-    """Listed topics, with their partitions. The consumer subscribes to a missing topic when the
-    topic exists."""
+    """Listed topics, with their partitions. The consumer subscribes to a missing topic after the
+    topic has been created."""
 
     creates_topics = True
     may_miss = True

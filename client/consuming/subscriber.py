@@ -355,8 +355,8 @@ class Subscriber:
         """Move the subscription to a message id, or to a publish time in milliseconds since 1970.
 
         The broker closes the consumer before or after it answers. The consumer attaches again and
-        begins at the new place. It drops messages from the old place. If the seek fails, a reader
-        stays at its place. The broker decides where a durable subscription continues.
+        begins at the new place. It drops messages from the old place. After a failed seek, a reader
+        returns to its place. For a durable subscription, the broker then decides the place.
         """
         command = pb.CommandSeek()
         if isinstance(target, MessageId):
@@ -390,7 +390,8 @@ class Subscriber:
             if self._seeking:  # not closed by the broker yet: drop messages of the old place
                 self.on_closed_by_broker(None)
             if start is None and not self.subscription.is_durable:
-                await self.pin_start()  # before the next seek, whose place would be overwritten
+                # Keep the turn: after a later seek, this call would overwrite the newer place.
+                await self.pin_start()
 
     def _stay(self, place: Start | None, *, was_detached: bool) -> None:
         """Return to the old place after a seek that failed or whose outcome is unknown.

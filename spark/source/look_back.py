@@ -29,8 +29,9 @@ class LookBack:
         self._owner = owner
 
     def before(self, ledger: int, entry: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Yield the stored entries before this one, the newest first. The last one is the first
-        stored entry of the topic. Raises ReadRefused, OutOfOrder, ReadStalled."""
+        """Yield the stored entries before this one, the newest first, back to the beginning of the
+        topic. Stop early if entries are deleted meanwhile. Raises ReadRefused, OutOfOrder,
+        ReadStalled."""
         reader = TopicReader(self._options, self._topic, owner=self._owner)
         try:
             ledgers = [span for span in reader.plan() if span.ledger <= ledger]

@@ -46,7 +46,7 @@ TOPICS_MAX: Final = 1_000
 """Topics whose newest schemas `load()` asks for. Each is a call of some milliseconds."""
 
 VERSIONS_MAX: Final = 1_000
-"""Versions that a process keeps. Beyond this number it forgets the oldest version."""
+"""Versions that a process keeps. Beyond this number it forgets the one that it has kept longest."""
 
 ASKED_AT_ONCE: Final = 32
 

@@ -30,7 +30,7 @@ UNASSIGNED: Final = -1
 """The sequence id of a message whose sequence id the producer has not chosen yet."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 16
-"""The bytes of a message in a batch besides payload, keys and properties, rounded up."""
+"""The approximate bytes of a message in a batch besides payload, keys and properties."""
 
 _U63_MAX = 2**63 - 1
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})

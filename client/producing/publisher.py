@@ -433,7 +433,11 @@ class Publisher:
     # Sending
 
     def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
-        """Encode messages as one entry, append it to the queue, and send it if attached."""
+        """Encode messages as one entry, append it to the queue, and send it if attached.
+
+        If a batch is too large, send its halves: the builder knows only the approximate size of
+        the encoded batch.
+        """
         # A bug in an earlier batch of the same call may have ended the publisher.
         if self._over.is_set() and self._failure is not None:
             self._refuse(dones, message_bytes, self._failure, messages=len(messages))
@@ -442,6 +446,11 @@ class Publisher:
         try:
             parts = self._encode(messages)
         except (MessageTooBig, CryptoError) as error:
+            if isinstance(error, MessageTooBig) and len(dones) > 1:
+                half, half_bytes = len(messages) // 2, message_bytes // 2
+                self._send(messages[:half], dones[:half], half_bytes)
+                self._send(messages[half:], dones[half:], message_bytes - half_bytes)
+                return
             self._refuse(dones, message_bytes, error, messages=len(messages))
             return
         except Exception as bug:  # no batch and no queue holds the messages: report them here

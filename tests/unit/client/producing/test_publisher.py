@@ -28,7 +28,7 @@ from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, CompressionType
 from magnetar.client.producer import _Waiting
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.entry import parse_entry
+from magnetar.protos.entry import MESSAGE_BYTES_MAX, parse_entry
 from magnetar.protos.message import decode_messages, read_entry
 
 if TYPE_CHECKING:
@@ -266,6 +266,33 @@ async def test_flush_does_not_wait_for_a_refused_message() -> None:
         async with asyncio.timeout(5):
             with pytest.raises(NotAllowedError, match="scripted"):
                 await producer.flush()
+
+
+async def test_batch_that_is_too_large_when_it_is_encoded_is_divided() -> None:
+    """Each message takes 3 bytes more than the builder counts, because it has an event time."""
+    count = MESSAGE_BYTES_MAX // 5017
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer(
+            "t",
+            batching_max_messages=2 * count,
+            batching_max_allowed_size_in_bytes=2 * MESSAGE_BYTES_MAX,
+            max_pending_messages=2 * count,
+        )
+        told: list[tuple[Result, MessageId]] = []
+        for _ in range(count):
+            producer.send_async(
+                bytes(5000),
+                lambda *outcome: told.append(outcome),
+                partition_key="k",
+                event_timestamp=1_700_000_000_000,
+            )
+        await producer.flush()
+        assert {result for result, _ in told} == {Result.Ok}
+        places = [(message_id.entry_id(), message_id.batch_index()) for _, message_id in told]
+        half = count // 2
+        assert places == [(0, at) for at in range(half)] + [(1, at) for at in range(count - half)]
+        assert producer.get_stats().messages_sent == count
+        assert [len(entry) < MESSAGE_BYTES_MAX for _, entry in cluster.sends] == [True, True]
 
 
 class CountedWaiting(_Waiting):

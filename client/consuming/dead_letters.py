@@ -189,21 +189,19 @@ class DeadLetters:
         try:
             while self._order:
                 key = self._order[0]
-                messages = self._owner.unacknowledged(self._moving[key])
-                stored = await self._publish(messages)
+                left = await self._publish(self._owner.unacknowledged(self._moving[key]))
                 self._order.popleft()
                 self._moving_bytes -= _size(self._moving.pop(key))
-                if stored:
-                    self.moved += len(messages)
-                    self._owner.on_dead_lettered(messages)
-                else:
-                    self._candidates.add(key, messages)
+                if left:
+                    self._candidates.add(key, left)
                     self._owner.on_dead_letter_failed(key)
         finally:
             self._task = None
 
-    async def _publish(self, messages: Sequence[Message]) -> bool:
-        for message in messages:
+    async def _publish(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Publish the messages of an entry, and let the owner acknowledge each message when it is
+        stored. Returns the messages from the first failure on."""
+        for index, message in enumerate(messages):
             try:
                 await self._producer.send(letter(message, letter_properties(message)), message)
             except PulsarException as error:
@@ -214,5 +212,7 @@ class DeadLetters:
                     topic=self._producer.topic,
                     error=str(error),
                 )
-                return False
-        return True
+                return messages[index:]
+            self.moved += 1
+            self._owner.on_dead_lettered([message])
+        return ()

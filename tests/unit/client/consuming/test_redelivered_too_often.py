@@ -30,7 +30,7 @@ from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.batch import ReceivedMessage
 from magnetar.protos.errors import DecompressionError
-from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,6 +90,34 @@ async def test_an_acknowledged_message_is_no_dead_letter() -> None:
         await consumer.acknowledge(last)
         await asyncio.sleep(1)
         assert not cluster.topic(DEAD).entries
+
+
+async def test_messages_of_a_batch_that_are_moved_are_not_moved_again_after_a_failure() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            negative_ack_redelivery_delay_ms=100,
+            dead_letter_policy=ConsumerDeadLetterPolicy(1),
+        )
+        await publish(client, 3, batch=3)
+        dead = cluster.topic(DEAD)
+
+        def refuse_the_third(_: object, body: pb.CommandSend) -> None:
+            if body.sequence_id < 1:
+                cluster.afterwards[pb.CommandSend] = refuse_the_third
+            else:
+                dead.send_errors.extend([pb.NotAllowedError] * 2)
+
+        cluster.afterwards[pb.CommandSend] = refuse_the_third
+        for _ in range(2):
+            for message in await receive(consumer, 3):
+                await consumer.negative_acknowledge(message)
+        await asyncio.sleep(20)
+        assert [read_entry(entry).payload for entry in dead.entries.values()] == [b"0", b"1", b"2"]
+        assert not subscription(cluster).unacked
+        assert consumer.get_stats().dead_lettered == 3
 
 
 class Owner:

@@ -208,7 +208,11 @@ class Client:
         consumer = Consumer(inbox, policy, consumer_hooks(options.interceptors), self._life)
         if options.message_listener is not None:
             self._listen(inbox, consumer, options.message_listener)
-        await self._client.opened(inbox.subscriber)
+        try:
+            await self._client.opened(inbox.subscriber)
+        except BaseException:
+            end_listening(consumer)
+            raise
         return consumer
 
     async def _create_reader(self, options: ReaderOptions) -> Reader:
@@ -238,7 +242,7 @@ class Client:
                 shown = current.shown(message) if isinstance(current, Consumer) else message
                 listener(current, shown)
 
-        self._life.listening.append(owner)
+        self._life.listening.add(owner)
         owner.listener = self._engine.listen(inbox.mailbox, deliver)
 
 
@@ -254,7 +258,8 @@ class _Engine:
         self._client = client
         self._listener_threads: list[ListenerThread] = []
         self._listener_threads_max = listener_threads_max
-        self._listeners: list[Listener] = []
+        self._listeners: set[Listener] = set()  # of open consumers and readers
+        self._listened = 0  # listeners so far
         self.is_closed = False
         _RUNNING.add(self)
 
@@ -262,9 +267,11 @@ class _Engine:
         if len(self._listener_threads) < self._listener_threads_max:
             name = f"magnetar-listener-{len(self._listener_threads)}"
             self._listener_threads.append(ListenerThread(name))
-        thread = self._listener_threads[len(self._listeners) % len(self._listener_threads)]
+        thread = self._listener_threads[self._listened % len(self._listener_threads)]
+        self._listened += 1
         made = Listener(mailbox, deliver, thread)
-        self._listeners.append(made)
+        self._listeners.add(made)
+        made.on_closed = partial(self._listeners.discard, made)
         return made
 
     def close(self) -> None:
@@ -297,7 +304,7 @@ class _Engine:
 
     def _stop_listeners(self, timeout_s: float) -> None:
         """Stop the listeners. Each thread gets `timeout_s` to finish its current message."""
-        for listener in self._listeners:
+        for listener in list(self._listeners):
             listener.pause()
         for thread in self._listener_threads:
             thread.stop(timeout_s)
@@ -684,6 +691,7 @@ class Consumer:
         Raises the broker's refusal if the subscription has other consumers.
         """
         self._thread.call(self._subscriber.unsubscribe())
+        end_listening(self)
 
     def close(self, *, drain: bool = False) -> None:
         """Wait until all acknowledgements are durable, then close the consumer.
@@ -704,6 +712,7 @@ class Consumer:
         try:
             self._thread.call(close_core(self._subscriber, drain=drain, before_close=pause))
         finally:
+            end_listening(self)
             if self._hooks is not None:
                 self._hooks.close()
 
@@ -792,7 +801,10 @@ class Reader:
         if self._closed:
             raise AlreadyClosed("the reader was closed", topic=self.topic())
         self._closed = True
-        self._thread.call(self._subscriber.close())
+        try:
+            self._thread.call(self._subscriber.close())
+        finally:
+            end_listening(self)
 
     def topic(self) -> str:
         """Return the full name of the topic."""
@@ -970,6 +982,13 @@ def close_once(one: _Closable) -> None:
     if not one._closed:
         with suppress(AlreadyClosed):  # the client was closed
             one.close()
+
+
+def end_listening(owner: Consumer | Reader) -> None:
+    """Let Python free a consumer or reader with a listener: it was closed."""
+    if owner.listener is not None:
+        owner.listener.close()
+        owner._life.listening.discard(owner)
 
 
 def refuse_beside_listener(listener: Listener | None) -> None:

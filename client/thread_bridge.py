@@ -223,8 +223,8 @@ class Life:
     def __init__(self, thread: LoopThread, end: Callable[[], None]) -> None:
         """`end` must not wait: it may run in any thread that frees the last object."""
         self.thread = thread
-        # Consumers and readers with a listener. The program does not have to keep them itself.
-        self.listening: list[object] = []
+        # Open consumers and readers with a listener. The program does not have to keep them itself.
+        self.listening: set[object] = set()
         weakref.finalize(self, end).atexit = False
 
 

@@ -30,6 +30,7 @@ class Listener:
         self._lock = threading.Lock()
         self._scheduled = False
         self._paused = False
+        self.on_closed: Callable[[], object] = lambda: None
         mailbox.on_put = self.wake
         self.wake()
 
@@ -49,6 +50,11 @@ class Listener:
         with self._lock:
             self._paused = False
         self.wake()
+
+    def close(self) -> None:
+        """Note that the consumer or reader was closed."""
+        self.pause()
+        self.on_closed()
 
     def run_burst(self) -> None:
         """Call the user's function for at most BURST_MESSAGES_MAX messages, on the listener thread.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from magnetar.client.message import Delivery, MessageId
 from magnetar.client.options import ClientOptions
 from magnetar.client.sync import Client
 from magnetar.client.thread_bridge import Mailbox
+from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.batch import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -263,6 +266,35 @@ def test_queue_size_zero_requests_one_message_at_a_time() -> None:
             producer.send(b"%d" % number)
         assert [consumer.receive(TIMEOUT_MS).data() for _ in range(2)] == [b"0", b"1"]
         assert sorted(cluster.topic(TOPIC).subscriptions["s"].out) == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("end", ["consumer", "reader", "unsubscribe", "refusal"])
+def test_closed_consumers_and_readers_with_a_listener_are_freed(end: str) -> None:
+    def listen(*_: object) -> None: ...
+
+    def leave() -> weakref.ref[magnetar.Consumer | magnetar.Reader]:
+        if end == "reader":
+            reader = client.create_reader("t", magnetar.MessageId.earliest, reader_listener=listen)
+            reader.close()
+            return weakref.ref(reader)
+        consumer = client.subscribe("t", "s", message_listener=listen)
+        if end == "unsubscribe":
+            consumer.unsubscribe()
+        else:
+            consumer.close()
+        return weakref.ref(consumer)
+
+    with client_among() as (client, cluster):
+        if end == "refusal":
+            refusal = pb.CommandError(error=pb.NotAllowedError, message="no")
+            cluster.brokers[A].script(pb.CommandSubscribe, refusal)
+            with pytest.raises(magnetar.NotAllowedError):
+                client.subscribe("t", "s", message_listener=listen)
+            assert not client._life.listening
+            return
+        left = leave()
+        wait_for(lambda: gc.collect() >= 0 and left() is None)
+        assert not client._engine._listeners
 
 
 def test_queue_size_zero_serves_every_waiting_thread() -> None:

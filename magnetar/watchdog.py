@@ -6,8 +6,9 @@ The watchdog runs COMMAND and asks http://127.0.0.1:HTTP_PORT/health every CHECK
 has answered once and then answers nothing for `--silence` seconds, the watchdog sends it SIGKILL
 and exits with the server's exit status. systemd or Docker then restarts the watchdog and the
 server, by its own restart policy. An answer with a status other than 200 is an answer. The watchdog
-passes SIGTERM and SIGINT on to the server. `magnetar local-cluster --watchdog` watches all its
-servers in the same way.
+passes SIGTERM, SIGINT and SIGHUP on to the server. After such a signal it does not kill the server:
+a server that stops does not answer, and may need some time. `magnetar local-cluster --watchdog`
+watches all its servers in the same way.
 
 Why the server is killed: other brokers replace a broker that stands still, and Magnetar's client
 continues at them. Apache's client stays on its open connection until its keep-alive gives up after
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 CHECK_S: Final = 0.5
 """The time between two checks. Also the time limit for the connection of a check, and for its
 answer. A check costs the server about 1 ms."""
+
+STANDSTILL_S: Final = 4 * CHECK_S
+"""The watchdog itself stood still if two checks are further apart. A check of a silent server and
+the pause before it take up to 3 * CHECK_S."""
 
 SILENCE_S: Final = 2.0
 KILLS_MAX: Final = 3
@@ -65,7 +70,8 @@ class Watchdog:
 
     def on_check(self, now: float, *, answers: bool) -> bool:
         """Note the result of a check. Returns whether to kill the server."""
-        stood_still = self._checked_at is not None and now - self._checked_at > self._silence_s
+        pause_s_max = max(self._silence_s, STANDSTILL_S)
+        stood_still = self._checked_at is not None and now - self._checked_at > pause_s_max
         self._checked_at = now
         if answers or (stood_still and self._answered_at is not None):
             self._answered_at = now
@@ -94,15 +100,25 @@ def answers(port: int, timeout_s: float = CHECK_S) -> bool:
 def run(port: int, silence_s: float, command: Sequence[str]) -> int:
     """Run the command under the watchdog. Returns its exit status as a shell does: 128 + N after
     signal N."""
-    process = subprocess.Popen(command)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: process.send_signal(number))
+    # Ctrl-C in a terminal reaches all processes of the session, so the server would get it twice,
+    # and a second signal ends a server at once.
+    process = subprocess.Popen(command, start_new_session=True)
+    is_stopping = False
+
+    def pass_on(number: int, _: object) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, pass_on)
     watchdog = Watchdog(silence_s)
     while True:
         try:
             status = process.wait(CHECK_S)
         except subprocess.TimeoutExpired:
-            if watchdog.on_check(time.monotonic(), answers=answers(port)):
+            is_to_kill = watchdog.on_check(time.monotonic(), answers=answers(port))
+            if is_to_kill and not is_stopping:
                 sys.stderr.write(f"watchdog: /health was silent for {silence_s:g} s; SIGKILL\n")
                 process.kill()
         else:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from magnetar.runtime.ports import free_ports
 from magnetar.watchdog import (
     CHECK_S,
@@ -31,6 +33,31 @@ class Health(http.server.BaseHTTPRequestHandler):
         self.end_headers()
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+
+
+STOPPING_SERVER = """
+import http.server, signal, sys, threading, time
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print("asked", flush=True)
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health)
+stops = []
+def stop(*_):
+    stops.append(1)
+    if len(stops) == 1:
+        threading.Thread(target=server.shutdown).start()
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+server.serve_forever()
+server.server_close()
+end = time.monotonic() + 4.0
+while time.monotonic() < end:
+    time.sleep(0.1)
+print("stopped after", len(stops), "signal", flush=True)
 """
 
 
@@ -74,6 +101,13 @@ def test_a_watchdog_that_stood_still_starts_its_count_again() -> None:
     assert list(check(watchdog, since=32.0, until=40.0, answers=False)) == [30.0 + SILENCE_S]
 
 
+def test_a_short_limit_counts_although_a_silent_check_takes_as_long() -> None:
+    """A check of a stopped server ends after CHECK_S, and the pause before it takes as long."""
+    watchdog = Watchdog(CHECK_S)
+    assert not watchdog.on_check(0.0, answers=True)
+    assert watchdog.on_check(2.1 * CHECK_S, answers=False)
+
+
 def test_kills_are_bounded() -> None:
     watchdog, kills = Watchdog(), 0
     for number in range(20):
@@ -103,6 +137,29 @@ def test_the_wrapper_kills_a_stopped_server_and_ends_with_its_status() -> None:
         assert wrapper.wait(60.0) == 128 + signal.SIGKILL
         assert wrapper.stderr is not None
         assert "silent for 2 s" in wrapper.stderr.read()
+    finally:
+        wrapper.kill()
+        wrapper.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_gets_one_signal_and_its_time_to_stop(number: signal.Signals) -> None:
+    """A server that stops serves no /health any more. A second signal would end it at once."""
+    [port] = free_ports(1)
+    server = [sys.executable, "-c", STOPPING_SERVER, str(port)]
+    wrapper = subprocess.Popen(
+        [sys.executable, "-m", "magnetar.watchdog", "--port", str(port), "--", *server],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        for _ in range(3):
+            wait_asked(wrapper)
+        os.killpg(wrapper.pid, number)  # as a terminal does at Ctrl-C
+        assert wrapper.wait(60.0) == 0
+        assert wrapper.stdout is not None
+        assert "stopped after 1 signal" in wrapper.stdout.read()
     finally:
         wrapper.kill()
         wrapper.communicate()

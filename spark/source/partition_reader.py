@@ -97,6 +97,7 @@ class TopicReader:
                     assert (stored.ledger, stored.entry) == (span.ledger, following), stored
                     following += 1
                     yield stored
+            self._retries.on_progress()  # the time of `direct`, and of the caller, does not count
             while following <= span.last:
                 try:
                     for stored in self._attempt(replace(span, first=following)):
@@ -128,6 +129,7 @@ class TopicReader:
                         )
                     following += 1
                     yield stored
+                self._retries.on_progress()  # the caller may have taken long
         if following <= span.last:
             raise BrokerLost(f"{self._owner} ended the range before entry {following}")
 

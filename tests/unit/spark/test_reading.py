@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from magnetar.spark.errors import (
 from magnetar.spark.planner import Span
 from magnetar.spark.range_client import BrokerLost
 from magnetar.spark.source.options import parse_options
-from magnetar.spark.source.partition_reader import TopicReader, records_of
+from magnetar.spark.source.partition_reader import RangeEntry, TopicReader, records_of
 from magnetar.spark.source.task_reader import entries_of
 
 if TYPE_CHECKING:
@@ -118,6 +119,46 @@ def test_a_read_continues_at_the_new_owner_with_the_next_entry(servers: ExitStac
     assert ids_read(reader) == ALL
     assert old.reads == [(3, 0, 9)]
     assert new.reads == [(3, 6, 9), (8, 0, 0), (9, 0, 3)]
+
+
+def test_the_time_that_the_caller_takes_is_no_time_without_progress(servers: ExitStack) -> None:
+    """Spark takes rows when it has processed the rows before them."""
+    server = servers.enter_context(serving(RangeServer(flights(), frame_entries=1)))
+    broken = []
+
+    def break_once(sent: int, call: grpc.ServicerContext, frame: bytes) -> bytes:
+        if sent == 5 and not broken:
+            broken.append(sent)
+            call.abort(grpc.StatusCode.UNAVAILABLE, "the broker restarts")
+        return frame
+
+    server.before_frame = break_once
+    reader = TopicReader(options(server.url, timeout_ms=500), TOPIC)
+    read = reader.read((Span(3, 0, 9, 1),))
+    entries = [next(read).entry for _ in range(5)]
+    time.sleep(0.6)
+    entries += [stored.entry for stored in read]
+    assert entries == list(range(10))
+    assert broken
+
+
+def test_a_span_begins_with_the_whole_time_for_retries(servers: ExitStack) -> None:
+    topic = flights()
+    server = servers.enter_context(serving(RangeServer(topic)))
+    server.before_frame = lambda sent, call, frame: (
+        frame if len(server.reads) > 1 else call.abort(grpc.StatusCode.UNAVAILABLE, "restarts")
+    )
+
+    def direct(span: Span) -> Iterator[RangeEntry]:
+        for entry in range(3):
+            time.sleep(0.2)
+            data = memoryview(topic.ledgers[span.ledger][entry])
+            yield RangeEntry(span.ledger, entry, data)
+
+    given = options(server.url, timeout_ms=500)
+    reader = TopicReader(given, TOPIC, owner=server.url, direct=direct)
+    assert ids_read(reader, (Span(3, 0, 9, 1),)) == ALL[:10]
+    assert len(server.reads) == 2
 
 
 def test_a_broker_that_no_longer_owns_the_topic_is_left(servers: ExitStack) -> None:

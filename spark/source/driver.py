@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.protos.names import TopicName
 from magnetar.spark.admission import rows_of_bytes, share
-from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled
+from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled, TopicNotFound
 from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
 from magnetar.spark.range_client import BrokerLost, BrokerRefused
 from magnetar.spark.sealed import worth_reading_directly
@@ -347,17 +347,27 @@ class StreamDriver:
                 rows[topic] = min(rows[topic], fitting)
         for topic, count in rows.items():
             if count < backlogs[topic]:
-                ends[topic] = self._limited(topic, starts[topic], count)
+                ends[topic] = self._limited(topic, starts[topic], ends[topic], count)
         return ends
 
-    def _limited(self, topic: str, start: Place, rows: int) -> Place:
+    def _limited(self, topic: str, start: Place, whole: Place, rows: int) -> Place:
         """Return the place after at most `rows` rows from `start`. If the first entry has more
-        rows, return the place after this entry."""
-        end = self._view.entry_of_index(topic, start.index + rows)
-        if end.index <= start.index:  # the first entry has more than `rows` rows
-            end = self._view.entry_at(topic, end.ledger, end.entry + 1)
+        rows, return the place after this entry.
+
+        If the topic was deleted or trimmed after the driver got its state, return `whole`, the end
+        of this state. The tasks then find out which messages are lost.
+        """
         state = self._states[topic]
         assert state is not None, topic
+        try:
+            end = self._view.entry_of_index(topic, start.index + rows)
+            if end.index <= start.index:  # the first entry has more than `rows` rows
+                end = self._view.entry_at(topic, end.ledger, end.entry + 1)
+        except TopicNotFound:
+            return whole
+        is_known = any(ledger.id == end.ledger for ledger in state.ledgers)
+        if not (start.index < end.index < whole.index and is_known):
+            return whole
         return replace(end, bytes=start.bytes + state.bytes_between(start, end))
 
     def _states_of(

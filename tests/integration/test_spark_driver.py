@@ -272,6 +272,32 @@ def test_a_topic_that_was_deleted_before_available_now_is_a_loss(
         query.plan()
 
 
+@pytest.mark.parametrize("again", [0, 4, 30])
+def test_a_topic_that_is_deleted_during_available_now_is_a_loss(
+    service: Service, client: magnetar.Client, topic: str, again: int
+) -> None:
+    """`again`: the messages of a new topic of the same name."""
+    publish(client, topic, 12)
+    strict = Query(service, topic=topic, startingOffsets="earliest")
+    lax = Query(service, topic=topic, startingOffsets="earliest", failOnDataLoss="false")
+    for query in (strict, lax):
+        query.driver.freeze()
+        assert query.indexes(rows_max=5) == {short(topic): (0, 5)}
+    service.call(owner(service, topic).delete_topic(TopicName.parse(topic), force=True))
+    if again:
+        publish(client, topic, again)
+    for query in (strict, lax):
+        tasks = query.plan(rows_max=5)
+        assert {name: it for task in tasks for name, it in task.indexes.items()} == {topic: (5, 12)}
+        read = [read_task(query.options, schema_of(query.options), task) for task in tasks]
+        if query is strict:
+            with pytest.raises(DataLost, match=short(topic)):
+                list(itertools.chain.from_iterable(read))
+        else:
+            assert list(itertools.chain.from_iterable(read)) == []
+            assert query.plan(rows_max=5) == []
+
+
 def test_the_report_says_how_far_the_query_is_behind(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:

@@ -62,15 +62,16 @@ def run_job(name: str, connection: Connection, master: str, work: Callable[[Spar
     from pyspark.errors import PySparkException
 
     asyncio.run(require_reachable(connection["service.url"]))
-    session = spark_session(f"magnetar {name}", master=master)
     try:
-        tracker: Any = session.sparkContext.statusTracker()
-        with task_progress(tracker, name, Console(stderr=True)):
-            return work(session)
+        session = spark_session(f"magnetar {name}", master=master)
+        try:
+            tracker: Any = session.sparkContext.statusTracker()
+            with task_progress(tracker, name, Console(stderr=True)):
+                return work(session)
+        finally:
+            session.stop()
     except (PySparkException, Py4JError) as error:
         raise JobFailed(reason_in(str(error))) from error
-    finally:
-        session.stop()
 
 
 def reason_in(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ def _started(function: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             result = context.run(function)
+        except (StopIteration, CancelledError) as error:
+            # A future of asyncio never ends with the first, and is cancelled with the second.
+            outcome.set_exception(RuntimeError(f"the function raised {error!r}"))
         except Exception as error:
             outcome.set_exception(error)
         except BaseException as error:  # SystemExit, for example, would end the caller's loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,3 +94,15 @@ def _ignoring(function: object) -> None:
         function()  # type: ignore[operator]
     except Exception:
         return
+
+
+@pytest.mark.parametrize("error", [StopIteration, CancelledError, SystemExit])
+async def test_an_error_that_would_end_or_stall_the_caller_is_reported(
+    error: type[BaseException],
+) -> None:
+    def function() -> str:
+        raise error
+
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match=f"the function raised {error.__name__}"):
+            await Repeated(function).call()

@@ -174,7 +174,8 @@ class Pattern:
         namespace, names = _split(pattern.pattern)
         self.title = f"persistent://{namespace}/{names}"
         # The whole name must match one of the alternatives.
-        text = f"{namespace}/(?:{names})" if "|" in names else f"{namespace}/{names}"
+        end = "\n)" if pattern.flags & re.VERBOSE else ")"  # a line may end with a comment
+        text = f"{namespace}/(?:{names}{end}" if "|" in names else f"{namespace}/{names}"
         self._namespace = str(namespace)
         self._pattern = re.compile(text, pattern.flags)
         plain = pattern.flags == re.compile("").flags

@@ -712,6 +712,7 @@ async def test_pattern_polls_a_broker_that_announces_nothing() -> None:
         ("(?i)A.|c1", ["a1", "a2", "c1"]),
         ("(?i)persistent://public/default/A.", ["a1", "a2"]),
         ("^persistent://public/default/a1$", ["a1"]),
+        ("(?x) a1|b1  # two of them", ["a1", "b1"]),
     ],
 )
 async def test_pattern_with_alternatives_and_flags_covers_whole_names(

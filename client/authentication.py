@@ -78,7 +78,7 @@ class Authentication:
         if kind is None:
             raise NotAllowedError(
                 f"dynamicLibPath: {dynamicLibPath!r} is not supported: expected"
-                f" {', '.join(sorted(name for name in _KINDS if '.' not in name))}"
+                " basic, oauth2, tls or token"
             )
         self.auth = kind(authParamsString)
 

@@ -295,8 +295,11 @@ class LocalCluster:
             **settings,
         }
         file = directory / f"{role}.toml"
-        # Numbers and strings have the same form in JSON and in TOML.
-        file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+        # Numbers and strings have the same form in JSON and in TOML, but TOML has no surrogates.
+        lines = [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in config.items()
+        ]
+        file.write_text("".join(lines), encoding="utf-8")
         return LocalProcess(
             role,
             name,

@@ -45,7 +45,8 @@ class StickyRanges:
         wanted = self._checked(consumer)
         conflicts: dict[Consumer, HashRange] = {}
         for it in wanted:
-            for first, last, owner in self._pieces[bisect_left(self._lasts, it.first) :]:
+            for at in range(bisect_left(self._lasts, it.first), len(self._pieces)):
+                first, last, owner = self._pieces[at]
                 if first > it.last:
                     break
                 conflicts.setdefault(owner, HashRange(first, last))

@@ -375,9 +375,11 @@ class Broker:
             try:
                 topic = await asyncio.shield(served.opened)
             except TopicNotFound:
-                if begun or not create:
+                if begun or asking is None:
                     raise
                 # The request that began the opening could not create the topic; this one may.
+                async with self._loads.slot(str(name)):
+                    await self._require_admitted(name, asking)
                 continue
             served.used_s = asyncio.get_running_loop().time()
             return topic
@@ -705,14 +707,24 @@ class Broker:
             await self._deletions.finish(name)
         except TopicNotFound:
             pass
+        tombstone = await self._require_admitted(name, asking)
+        return await self._open_topic(name, bundle, create=True, tombstone=tombstone)
+
+    async def _require_admitted(
+        self, name: TopicName, asking: Asking | None
+    ) -> TopicTombstone | None:
+        """Check that the client `asking` may create the topic. Return the tombstone of an earlier
+        topic of this name. Raises TopicNotFound, and the errors of `_require_creatable`."""
         await self._require_creatable(name, asking)
         assert asking is not None
+        if name.domain is Domain.NON_PERSISTENT:
+            return None
         tombstone = await self._deletions.tombstone(name)
-        if tombstone is None:
-            return await self._open_topic(name, bundle, create=True)
-        if self._deletions.refuses(tombstone, asking.client, reconnects=asking.reconnects):
+        if tombstone is not None and self._deletions.refuses(
+            tombstone, asking.client, reconnects=asking.reconnects
+        ):
             raise TopicNotFound(str(name))
-        return await self._open_topic(name, bundle, create=True, tombstone=tombstone)
+        return tombstone
 
     async def _open_topic(
         self,

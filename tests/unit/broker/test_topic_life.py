@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from time import process_time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,8 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from fakes.wire import WireClient
 
     from magnetar.broker.topic.contract import CloseReason
@@ -140,6 +143,30 @@ async def test_clients_that_reconnect_anew_do_not_create_a_deleted_topic() -> No
         refused = await subscribe_answer(again, consumer_name="c")
         assert refused.error == pb.TopicNotFound  # type: ignore[attr-defined]
         assert not await here.broker.exists(NAME)
+
+
+async def test_a_thousand_refused_requests_check_the_deleted_topic_once_each() -> None:
+    async with place() as here:
+        await here.broker.topic(NAME)
+        await here.broker.delete_topic(NAME, force=True)
+        began_s = process_time()
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(_outcome(here.broker.topic(NAME, reconnects=True)))
+                for _ in range(1_000)
+            ]
+            created = group.create_task(here.broker.topic(NAME))
+        assert process_time() - began_s < 2.0  # 0.1 s; 5 s when each one began an opening
+        assert {task.result() for task in asked} == {TopicNotFound}
+        assert created.result().name == NAME
+
+
+async def _outcome(asked: Coroutine[object, object, object]) -> type[Exception] | None:
+    try:
+        await asked
+    except TopicNotFound as error:
+        return type(error)
+    return None
 
 
 async def test_a_new_client_creates_a_deleted_topic_again() -> None:

@@ -434,12 +434,17 @@ class Broker:
         True if the topic is in use although it has no clients. Raises TopicNotFound, TopicInUse
         (unless `force`), NotOwner, and the errors of `topic`.
         """
-        deleting = self._deleting.get(name)
-        if deleting is None:
-            deleting = self._tasks.create_task(self._delete(name, force, unless_used))
-            self._deleting[name] = deleting
-            deleting.add_done_callback(lambda _: self._deleting.pop(name, None))
-            deleting.add_done_callback(_retrieve)
+        while (deleting := self._deleting.get(name)) is not None:
+            outcome = await asyncio.shield(deleting)
+            if outcome is None:
+                return
+            if not isinstance(outcome, TopicInUse):
+                raise outcome
+            # The other request may have had neither `force` nor the same `unless_used`.
+        deleting = self._tasks.create_task(self._delete(name, force, unless_used))
+        self._deleting[name] = deleting
+        deleting.add_done_callback(lambda _: self._deleting.pop(name, None))
+        deleting.add_done_callback(_retrieve)
         outcome = await asyncio.shield(deleting)  # a cancelled caller does not stop the deletion
         if outcome is not None:
             raise outcome

@@ -74,6 +74,18 @@ async def test_a_topic_with_clients_is_deleted_only_by_force() -> None:
         assert here.ledgers.ledgers == {}
 
 
+async def test_a_forced_deletion_is_not_refused_with_one_without_force() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        async with asyncio.TaskGroup() as group:
+            refused = group.create_task(_refusal(here.broker.delete_topic(NAME, force=False)))
+            await asyncio.sleep(0)
+            group.create_task(here.broker.delete_topic(NAME, force=True))
+        assert refused.result() is TopicInUse
+        assert not await here.broker.exists(NAME)
+
+
 async def test_a_topic_that_does_not_exist_is_not_deleted() -> None:
     async with place() as here:
         with pytest.raises(TopicNotFound):
@@ -152,7 +164,7 @@ async def test_a_thousand_refused_requests_check_the_deleted_topic_once_each() -
         began_s = process_time()
         async with asyncio.TaskGroup() as group:
             asked = [
-                group.create_task(_outcome(here.broker.topic(NAME, reconnects=True)))
+                group.create_task(_refusal(here.broker.topic(NAME, reconnects=True)))
                 for _ in range(1_000)
             ]
             created = group.create_task(here.broker.topic(NAME))
@@ -161,10 +173,10 @@ async def test_a_thousand_refused_requests_check_the_deleted_topic_once_each() -
         assert created.result().name == NAME
 
 
-async def _outcome(asked: Coroutine[object, object, object]) -> type[Exception] | None:
+async def _refusal(asked: Coroutine[object, object, object]) -> type[Exception] | None:
     try:
         await asked
-    except TopicNotFound as error:
+    except (TopicInUse, TopicNotFound) as error:
         return type(error)
     return None
 

@@ -415,12 +415,14 @@ class Broker:
         exists = await self.exists(name)
         if not self._owners.holds(bundle):
             raise NotOwner(str(name))
-        served = self._topics.get(name)
-        if served is not None:
-            await asyncio.shield(served.opened)  # the topic exists if it opens
-            exists = True
+        while not exists and (served := self._topics.get(name)) is not None:
+            with suppress(TopicNotFound):  # another request, which did not create the topic
+                await asyncio.shield(served.opened)
+                exists = True
         if exists:
             raise TopicExists(str(name))
+        if not self._owners.holds(bundle):  # another broker owns the bundle by now
+            raise NotOwner(str(name))
         await asyncio.shield(self._begin(name, bundle, ADMINISTRATOR).opened)
 
     async def delete_topic(

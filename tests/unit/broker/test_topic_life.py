@@ -86,6 +86,22 @@ async def test_a_forced_deletion_is_not_refused_with_one_without_force() -> None
         assert not await here.broker.exists(NAME)
 
 
+async def test_a_creation_that_meets_a_lookup_of_the_absent_topic_creates_it() -> None:
+    async with place() as here:
+        read = "get", topic_path(NAME)
+        async with asyncio.TaskGroup() as group:
+            creating = group.create_task(here.broker.create_topic(NAME))
+            await asyncio.sleep(0)  # the creation reads whether the topic exists
+            here.store.gates[read] = asyncio.Event()
+            looking = group.create_task(_refusal(here.broker.topic(NAME, create=False)))
+            await settle()
+            assert here.store.held == [read]
+            assert not creating.done()
+            here.store.gates.pop(read).set()
+        assert looking.result() is TopicNotFound
+        assert await here.broker.exists(NAME)
+
+
 async def test_a_topic_that_does_not_exist_is_not_deleted() -> None:
     async with place() as here:
         with pytest.raises(TopicNotFound):

@@ -1,7 +1,7 @@
 """Interceptors: hooks of a program into sending and consuming, named as in Apache's Java client.
 
 A program derives a class and overrides the hooks that it needs. If a hook raises an exception, the
-client logs it and continues as if the hook did nothing.
+client logs it and continues.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class MessageToSend:
 class ProducerInterceptor:
     """Hooks of a producer. A program derives a class and overrides the hooks that it needs.
 
-    If a hook raises an exception, the client logs it and continues as if the hook did nothing.
-    `producer` is the object that `create_producer` returned.
+    If a hook raises an exception, the client logs it and continues. Changes that `before_send` made
+    to the message before the exception remain. `producer` is the object that `create_producer`
+    returned.
     """
 
     def before_send(self, producer: Any, message: MessageToSend) -> MessageToSend:

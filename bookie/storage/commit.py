@@ -92,8 +92,8 @@ class GroupCommit:
 
     @property
     def overloaded(self) -> bool:
-        """True when the store has been too slow for HELD_S_MAX. The bookie then refuses adds
-        instead of delaying them."""
+        """True when adds have been delayed for HELD_S_MAX seconds. From then on, the bookie refuses
+        adds until the store keeps up again."""
         if self._held_since is None:
             return False
         return asyncio.get_running_loop().time() - self._held_since >= HELD_S_MAX

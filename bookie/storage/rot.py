@@ -1,12 +1,12 @@
 """Notes a table that RocksDB could not read, for the next start.
 
-RocksDB meets a damaged block of a table in a read, which fails for that entry, or in a compaction
-of the table. After a failed compaction RocksDB refuses every write, and the bookie ends. Without a
-note the bookie would start, compact and end again and again. So the bookie notes the cause, and the
-next start treats the store as damaged. A scrub that cannot list the ledgers because of a damaged
-block also notes the cause and ends the bookie (bookie/scrub.py). Damaged values in blob files are a
-separate case. A compaction meets them only when space is reclaimed (bookie/reclaimer.py), and a
-scrub finds them one at a time.
+RocksDB finds a damaged block of a table when it reads an entry, or when it compacts the table.
+After a failed read of an entry, the bookie continues. After a failed compaction, RocksDB refuses
+every write, and the bookie ends. Without a note the bookie would start, compact and end again and
+again. So the bookie notes the cause, and the next start treats the store as damaged. A scrub that
+cannot list the ledgers because of a damaged block also notes the cause and ends the bookie
+(bookie/scrub.py). Damaged values in blob files are a separate case. A compaction meets them only
+when space is reclaimed (bookie/reclaimer.py), and a scrub finds them one at a time.
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
 
 
 def confirm_producer(context: Context, body: pb.CommandProducer) -> bytes:
-    """Return the answer to PRODUCER for a producer that is open or waits for exclusive access. When
-    the wait is over, the broker answers the newest of the producer's requests again."""
+    """Return the answer to PRODUCER for a producer that is open or waits for exclusive access. A
+    waiting producer gets a second answer when the wait is over. If its client has sent several
+    PRODUCER requests, the second answer is for the latest one."""
     handle = context.producers[body.producer_id]
     ready = not handle.is_waiting
     events = handle.events

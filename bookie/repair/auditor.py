@@ -39,7 +39,7 @@ from magnetar.metadata.codec import (
     encode_check_progress,
 )
 from magnetar.metadata.election import Election
-from magnetar.metadata.errors import CorruptRecord, MetadataError
+from magnetar.metadata.errors import CorruptRecord, InvalidRecord, MetadataError
 from magnetar.metadata.ledger_tree import ledger_ids
 from magnetar.metadata.model import BookieId, EntryId, LedgerId
 from magnetar.metadata.store import ABSENT
@@ -79,7 +79,7 @@ class Findings:
     audits: int = 0
     audited_ms: int = 0  # end of the last complete audit
     ledgers: int = 0  # the number of ledgers in that audit
-    unreadable: int = 0  # ledgers in that audit with unreadable metadata
+    unreadable: int = 0  # ledgers in that audit with an unreadable record
     recorded: int = 0  # under-replication records created or extended
     compared: int = 0  # comparisons of a ledger
     compared_ms: int = 0  # end of the last complete round
@@ -249,8 +249,12 @@ class Auditor:
                 ledgers += 1
                 if metadata is None:
                     unreadable += 1
-                else:
+                    continue
+                try:
                     await self._record(ledger, metadata)
+                except InvalidRecord as error:
+                    log.error("ledger cannot be audited", ledger=ledger, error=str(error))
+                    unreadable += 1
         findings.ledgers, findings.unreadable = ledgers, unreadable
         findings.audits += 1
         findings.audited_ms = self._clock.now_ms()
@@ -309,8 +313,12 @@ class Auditor:
                 await self._end_turn(turn_at)
             first, turn_at = False, loop.time()
             for _, metadata in await read_ledgers(self._store, [ledger]):
-                if metadata is not None:
+                if metadata is None:
+                    continue
+                try:
                     await self._compare(metadata)
+                except InvalidRecord as error:
+                    log.error("ledger cannot be compared", ledger=ledger, error=str(error))
             progress = replace(progress, after=ledger)
             if loop.time() - saved_at >= PROGRESS_S:
                 version = await self._save(progress, version)

@@ -26,7 +26,7 @@ from magnetar.bookie.repair.survey import SCAN_LEDGERS_PER_S, read_cluster
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain
-from magnetar.metadata.errors import OutcomeUnknown, Unavailable
+from magnetar.metadata.errors import InvalidRecord, OutcomeUnknown, Unavailable
 from magnetar.metadata.model import LedgerId, LedgerState
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
 from magnetar.metadata.under_replication import BookieDrain
@@ -195,7 +195,10 @@ class _Leaving:
             if metadata is None:
                 blockers[ledger] = "its metadata cannot be read"
             elif self._is_on(metadata):
-                blockers[ledger] = await self._record(metadata)
+                try:
+                    blockers[ledger] = await self._record(metadata)
+                except InvalidRecord:
+                    blockers[ledger] = "its under-replication record cannot be read"
         return blockers
 
     async def _record(self, metadata: LedgerMetadata) -> str:

@@ -334,6 +334,46 @@ async def test_an_unreadable_ledger_record_does_not_stop_an_audit() -> None:
             assert made.ledger in await lost(nodes)
 
 
+async def test_an_unreadable_under_replication_record_does_not_stop_an_audit() -> None:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
+        await bake_cookies(nodes)
+        made = [await written(ledgers, 3) for _ in range(12)]
+        path = paths.under_replicated(made[0].ledger)
+        await nodes.store.put(path, b"junk", expected=ABSENT)
+        leaving = made[0].segments[0].members[0]
+        await drain(nodes, leaving.bookie, decommission=True)
+        async with auditing(nodes, SOON) as auditor:
+            await audited(auditor)
+            assert auditor.findings.unreadable == 1
+            stored = await nodes.store.get(path)
+            assert stored is not None
+            assert stored.value == b"junk"
+            await nodes.store.delete(path, expected=stored.version)
+            touched = [it.ledger for it in made[1:] if leaving in it.segments[0].members]
+            assert await lost(nodes) == dict.fromkeys(touched, frozenset({leaving}))
+            assert touched
+
+
+async def test_an_unreadable_under_replication_record_does_not_stop_a_comparison() -> None:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        await bake_cookies(nodes)
+        made = [await written(ledgers, 3) for _ in range(2)]
+        bookie = nodes.bookies[0]
+        for each in made:
+            del bookie.ledgers[each.ledger].entries[1]
+        path = paths.under_replicated(made[0].ledger)
+        await nodes.store.put(path, b"junk", expected=ABSENT)
+        async with auditing(nodes, SOON) as auditor:
+            await until(lambda: auditor.findings.compared_ms > 0, within_s=5_000)
+            stored = await nodes.store.get(path)
+            assert stored is not None
+            await nodes.store.delete(path, expected=stored.version)
+            hole = BadCopy(bookie.member, EntryId(1), EntryId(1))
+            assert {it: what.bad for it, what in (await marked(nodes)).items()} == {
+                made[1].ledger: (hole,)
+            }
+
+
 async def test_an_audit_waits_while_the_metadata_store_is_away() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)

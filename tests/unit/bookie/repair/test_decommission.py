@@ -178,6 +178,18 @@ async def test_t32_blockers_of_a_decommission_are_named() -> None:
         assert await nodes.store.get(paths.bookie_cookie(name)) is not None
 
 
+async def test_an_unreadable_under_replication_record_blocks_only_its_own_ledger() -> None:
+    async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
+        made = [await written(ledgers, 5) for _ in range(6)]
+        name = made[0].segments[0].members[0].bookie
+        junk = paths.under_replicated(made[0].ledger)
+        await nodes.store.put(junk, b"junk", expected=ABSENT)
+        with pytest.raises(StillNeeded) as caught:
+            await decommission(nodes.store, ManualClock(), name, timeout_s=30, on_progress=print)
+        why = "its under-replication record cannot be read"
+        assert caught.value.blockers == {made[0].ledger: why}
+
+
 async def test_unknown_fields_of_a_record_are_kept() -> None:
     async with founded(2) as nodes:
         clock, name, later = ManualClock(), BookieId("b0"), b"\xc2\x3e\x05later"  # field 1000

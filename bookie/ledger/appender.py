@@ -281,10 +281,13 @@ class LedgerAppender:
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
         seat, member = self._seats[stream], stream.member
         self._refusals[member] = code
+        is_bookies_fault = ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED
+        if is_bookies_fault and self._writer.failed >> seat & 1:
+            return  # a full bookie refuses all entries in flight: thousands
         log.warning(
             "add refused", ledger=self.ledger, entry=entry, bookie=member.bookie, code=code.name
         )
-        if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
+        if is_bookies_fault:
             self._services.health.on_error(member, self._loop.time())
         self._carry_out(self._writer.on_add_failed(seat, code))
 

@@ -89,6 +89,21 @@ async def test_a_process_with_repeated_standstills_still_detects_a_silent_bookie
         silent.may_take.set()
 
 
+async def test_a_bookie_that_refuses_all_entries_in_flight_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with ledger_cluster(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        full = seated(nodes, appender)[0]
+        full.judge_add = lambda _: BookieCode.READ_ONLY
+        for _ in range(1_000):
+            append(appender)
+        await confirmed(appender)
+        await wait_until(lambda: "failed seats [0]" in appender.describe())
+        assert caplog.text.count("add refused") == 1
+        assert "READ_ONLY" in appender.trouble
+
+
 # -- members without a spare -----------------------------------------------------------------------
 
 

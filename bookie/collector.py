@@ -76,6 +76,7 @@ T = TypeVar("T")
 
 PAGE: Final = 10_000  # ledgers in one page of a listing: a few milliseconds on the read thread
 RECORDS_AT_ONCE: Final = 1_000  # records that one call reads: some milliseconds on the read thread
+MARKS_PER_STEP: Final = 200  # tombstones marked as reclaimed in one step of the loop: 5 ms
 LOOK_TIMEOUT_S: Final = 10.0
 LISTING_TIMEOUT_S: Final = 600.0
 # Ledgers that one round examines for left-over copies; the next round continues after them. At 200
@@ -193,7 +194,7 @@ class Collector:
         await self._drop_tombstones()
         await self._drop_formers()
         await self._reclaimer.reclaim(sorted(deleted), there)
-        self._note_reclaimed()
+        await self._note_reclaimed()
 
     # -- Stored ledgers and the metadata ---------------------------------------------------------
 
@@ -441,10 +442,12 @@ class Collector:
             async for page in self._tombstones():
                 self._reclaimer.note_dead(at for at, stone in page if not stone.reclaimed)
 
-    def _note_reclaimed(self) -> None:
+    async def _note_reclaimed(self) -> None:
         """Mark the tombstones of ledgers whose space was reclaimed, so that the process does not
         compact the space again after its next start."""
-        for ledger in self._reclaimer.take_reclaimed():
+        for number, ledger in enumerate(self._reclaimer.take_reclaimed(), 1):
+            if number % MARKS_PER_STEP == 0:
+                await asyncio.sleep(0)
             try:
                 stone = self._storage.tombstone(ledger)
                 if stone is None:

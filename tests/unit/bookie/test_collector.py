@@ -4,6 +4,7 @@ round."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -35,8 +36,9 @@ from magnetar.metadata.store import ABSENT
 from magnetar.protos.envelope import COPY, BookieCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from magnetar.bookie.storage.store import Put
     from magnetar.metadata.node import Versioned
 
 IDENTITY = replace(bookies.IDENTITY, cluster="c" * 32)
@@ -382,6 +384,35 @@ async def test_space_is_reclaimed_once_also_for_ledgers_that_an_earlier_run_dele
         rig.collector.counts.rounds = 0  # as after a restart
         await rig.collector.maybe_round()
         assert asked == [(0, 9)]
+
+
+@pytest.mark.real_loop
+async def test_many_reclaimed_ledgers_are_marked_in_several_steps_of_the_loop() -> None:
+    async with open_rig() as rig:
+        await rig.begin(0, handed_out=10_000)
+        for ledger in range(1, 1_001):
+            rig.bookie.service._admission.delete(ledger, for_good=True)
+        loop, write, step = asyncio.get_running_loop(), rig.bookie.commit.write, 0
+        marked: Counter[int] = Counter()
+
+        def tick() -> None:
+            nonlocal step, ticking
+            step += 1
+            ticking = loop.call_soon(tick)
+
+        def counting_write(puts: Sequence[Put]) -> None:
+            marked[step] += len(puts)
+            write(puts)
+
+        ticking = loop.call_soon(tick)
+        rig.bookie.commit.write = counting_write  # type: ignore[method-assign]
+        assert await rig.collector.maybe_round()
+        ticking.cancel()
+        assert sum(marked.values()) == 1_000
+        assert max(marked.values()) <= 200
+        rig.collector.counts.rounds = 0  # as after a restart
+        assert await rig.collector.maybe_round()
+        assert sum(marked.values()) == 1_000, "they are marked already"
 
 
 # -- Trouble -------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import struct
 import threading
-from typing import TYPE_CHECKING
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.zookeeper_proxy import proxied
@@ -17,6 +19,8 @@ from magnetar.metadata.store import ABSENT, SessionState, Versioned
 from magnetar.metadata.zookeeper import ZooKeeperStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.zookeeper_server import ZooKeeperEnsemble
 
 pytestmark = [
@@ -55,6 +59,41 @@ async def test_a_watch_whose_arming_gets_no_answer_is_armed_again(
         called.clear()
         await store.put(path, b"", expected=ABSENT)
         await asyncio.wait_for(called.wait(), 30)
+        await store.close()
+
+
+async def test_many_watches_are_armed_again_in_several_steps_of_the_loop(
+    zookeeper: ZooKeeperEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand in one step would stop the loop for two seconds."""
+
+    async with proxied(zookeeper) as proxy:
+        store = await ZooKeeperStore.connect(proxy.address)
+        folder, called = fresh(), set[int]()
+        for number in range(1_000):
+            store.watch(f"{folder}/{number}", partial(called.add, number))
+        await wait_until(lambda: len(called) == 1_000)
+        called.clear()
+        loop, send, step = asyncio.get_running_loop(), store._send, 0
+        sent: Counter[int] = Counter()
+
+        def tick() -> None:
+            nonlocal step, ticking
+            step += 1
+            ticking = loop.call_soon(tick)
+
+        def counting_send(request: Callable[[], Any]) -> asyncio.Future[Any]:
+            sent[step] += 1
+            return send(request)
+
+        monkeypatch.setattr(store, "_send", counting_send)
+        ticking = loop.call_soon(tick)
+        proxy.cut()
+        await wait_until(lambda: store.session_state is not SessionState.CONNECTED)
+        await wait_until(lambda: len(called) == 1_000)
+        ticking.cancel()
+        assert sum(sent.values()) == 2_000
+        assert max(sent.values()) <= 200
         await store.close()
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.client.asyncio import Client
 from magnetar.client.environment import Environment
-from magnetar.client.errors import ProducerBusy, PulsarException, is_retriable
+from magnetar.client.errors import ProducerBusy, PulsarException, Timeout, is_retriable
 from magnetar.client.options import ProducerOptions
 from magnetar.client.producing.hashing import java_string_hash
 from magnetar.client.producing.publisher import Publisher
@@ -156,7 +156,7 @@ class TaskWriter:
             except PulsarException as error:
                 if self._failure is not None:  # the failure has shut the client down
                     raise self._failure from None
-                if not (isinstance(error, ProducerBusy) or is_retriable(error)):
+                if not (isinstance(error, (ProducerBusy, Timeout)) or is_retriable(error)):
                     raise WriteRefused(topic, _reason(error)) from error
                 waited_s = loop.time() - began_at
                 if waited_s >= self._options.send_timeout_s:

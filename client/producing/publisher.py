@@ -178,10 +178,7 @@ class Publisher:
 
     def _accept(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
         if self._builder is None:
-            if self._splits and len(message.payload) > self._chunk_bytes_max:
-                self._send_in_chunks(message, done, message_bytes)
-            else:
-                self._send([message], [done], message_bytes)
+            self._send_alone(message, message_bytes, done)
             return
         numbered = self._builder.by_key and message.sequence_id >= 0
         if message.deliver_at_ms is not None or numbered:
@@ -193,18 +190,27 @@ class Publisher:
         if self._batch_timer is None:
             self._arm_batch_timer()
 
+    def _send_alone(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
+        if self._splits and len(message.payload) > self._chunk_bytes_max:
+            self._send_in_chunks(message, done, message_bytes)
+        else:
+            self._send([message], [done], message_bytes)
+
     def submit_entry(self, messages: list[OutgoingMessage], message_bytes: int, done: Done) -> None:
         """Accept messages that become one entry, and call `done` once with the entry's outcome.
 
         `done` gets the id of the first message. The caller decides which messages an entry holds.
         Spark's sink needs this: a repeated call must send the same entry. The publisher calls
-        `done` during this call only if the entry fails at once.
+        `done` during this call only if the entry fails at once. With chunking, a single message
+        that is too large for an entry is sent in chunks.
         """
         self.seal()
         if self._failure is not None:
             self._refuse([done], message_bytes, self._failure, messages=len(messages))
-            return
-        self._send(messages, [done], message_bytes)
+        elif self._splits and len(messages) == 1:
+            self._send_alone(messages[0], message_bytes, done)
+        else:
+            self._send(messages, [done], message_bytes)
 
     def seal(self) -> None:
         """Send the open batches now, without waiting for more messages."""

@@ -63,11 +63,15 @@ class TaskWriter:
         *,
         policies: Callable[[str], Awaitable[Policies]],
         environment: Environment | None = None,
+        chunks: bool = False,
     ) -> None:
         """`identity` None: at least once. `partition`: number of the task, for errors.
 
-        `policies` asks the owner of a topic, and raises SparkError.
+        `policies` asks the owner of a topic, and raises SparkError. `chunks`: whether the task
+        sends a row that is too large for one message in chunks. False: the task refuses the row.
         """
+        assert identity is None or not chunks
+        self._chunks = chunks
         self._options = options
         self._identity = identity
         self._policies = policies
@@ -218,6 +222,7 @@ class TaskWriter:
             ProducerOptions(
                 target.topic,
                 producer_name=name,
+                chunking_enabled=self._chunks,
                 send_timeout_millis=0,  # an entry that is given up would leave a gap
                 stops_at_refusal=True,
                 max_pending_messages=0,

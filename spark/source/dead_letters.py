@@ -66,7 +66,9 @@ def send_letters(
         yield batch
 
     async def send() -> None:
-        await TaskWriter(_write_options(options), None, 0, policies=_never).run(batches())
+        # A record that was sent in chunks becomes a letter in chunks.
+        writer = TaskWriter(_write_options(options), None, 0, policies=_never, chunks=True)
+        await writer.run(batches())
 
     asyncio.run(send())
 

@@ -707,6 +707,19 @@ def test_bad_records_go_to_the_dead_letter_topic(
         rows_of(service, flights, **nowhere)
 
 
+def test_a_bad_record_that_was_sent_in_chunks_becomes_a_letter_in_chunks(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    payload = b"?" * (6 << 20)  # more than a message without chunks can have
+    with client.create_producer(topic, chunking_enabled=True) as producer:
+        producer.send(payload, partition_key="large")
+    letters = f"{topic}-letters"
+    assert rows_of(service, topic, mode="dlq", deadLetterTopic=letters, **JSON) == []
+    reader = client.create_reader(letters, magnetar.MessageId.earliest)
+    letter = reader.read_next(10_000)
+    assert (letter.data() == payload, letter.partition_key()) == (True, "large")
+
+
 def test_payloads_are_not_decoded_without_the_column(service: Service, flights: str) -> None:
     assert [row["__index"] for row in rows_of(service, flights, "__index", **JSON)] == [
         0,

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _GROUP_REQUESTS_MAX: Final = 256
 _GROUP_BYTES_MAX: Final = 256 * 1024
-"""Writing a batch holds the interpreter lock all the time: 256 KiB take about 1 ms."""
+"""The thread holds the interpreter lock while RocksDB writes a group: 256 KiB take about 1 ms."""
 
 _REQUESTS_MAX: Final = 100_000
 """The maximum number of waiting requests. More requests are a bug: a loop that does not wait."""

@@ -61,7 +61,7 @@ class UnderReplicationRecord:
 
 class UnderReplicationRecords:
     """Every call raises the errors of the metadata store, and InvalidRecord for an unreadable
-    record. All calls may be repeated."""
+    record. A call with an unknown outcome may be repeated."""
 
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
@@ -72,8 +72,9 @@ class UnderReplicationRecords:
         return await self._merge(ledger, lost=frozenset(members))
 
     async def add_bad(self, ledger: LedgerId, member: Member, first: int, last: int) -> bool:
-        """Record that the member lacks sound copies of entries `first` to `last`. Entries that
-        the member need not have do not count. False: the record has this already."""
+        """Record that the member lacks sound copies of entries `first` to `last`. The range
+        may include entries whose write set does not contain the member: the repair skips them.
+        False: the record has this already."""
         return await self.add_bad_copies(ledger, [BadCopy(member, EntryId(first), EntryId(last))])
 
     async def add_bad_copies(self, ledger: LedgerId, copies: Iterable[BadCopy]) -> bool:

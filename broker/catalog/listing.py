@@ -28,7 +28,7 @@ NAMES_PER_TURN: Final = 5_000
 
 
 async def texts_of(names: Sequence[TopicName], turns: Turns) -> list[str]:
-    """Return the full names, in slices."""
+    """Return the full names. Waits for a turn before every NAMES_PER_TURN names."""
     texts: list[str] = []
     for start in range(0, len(names), NAMES_PER_TURN):
         await turns.take()
@@ -37,7 +37,7 @@ async def texts_of(names: Sequence[TopicName], turns: Turns) -> list[str]:
 
 
 async def visible_of(names: Sequence[TopicName], turns: Turns) -> list[TopicName]:
-    """Like `visible`, in slices."""
+    """Like `visible`. Waits for a turn before every NAMES_PER_TURN names."""
     found: list[TopicName] = []
     for start in range(0, len(names), NAMES_PER_TURN):
         await turns.take()

@@ -30,7 +30,8 @@ class Activity:
         self.first_flow_ms = self.first_flow_ms or now_ms
 
     def latest(self, other: Activity) -> Activity:
-        """The later of the two times of each kind; for the first times, the earlier of the two."""
+        """Return the later of the two times in each field, but the earlier in `first_sent_ms` and
+        `first_flow_ms`."""
         return Activity(
             _earlier(self.first_sent_ms, other.first_sent_ms),
             _earlier(self.first_flow_ms, other.first_flow_ms),

@@ -130,8 +130,8 @@ class ValueStage:
             row = min(bad)
             ledger, entry, index = place_of(row)
             log.warning(
-                "%d of %d records dropped from topic %s (mode dropmalformed); the first one is"
-                " message %d of entry %d:%d: %s",
+                "%d of %d records dropped while reading topic %s (mode dropmalformed); the first"
+                " one is message %d of entry %d:%d: %s",
                 *(len(bad), batch.num_rows, topic, index, ledger, entry, bad[row]),
             )
             whole = whole.filter(pa.array(sound))
@@ -170,7 +170,8 @@ def _of_kept(
 def _by_version(
     part: _Auto, values: pa.Array, versions: pa.Array, topic: str
 ) -> tuple[pa.Array, dict[int, str]]:
-    """The values, decoded by the version of each, and the reason for each row that is bad."""
+    """Decode each value by the schema version of its message. Returns the decoded values, and the
+    reason for each row that is bad."""
     found: list[pa.Array] = []
     rows: list[NDArray[np.int64]] = []
     bad: dict[int, str] = {}

@@ -180,6 +180,16 @@ def raise_named(broker: str, text: str) -> NoReturn:
     raise BrokerLost(f"{broker}: {text}")
 
 
+def renews_credentials(access: Access, error: BrokerRefused) -> bool:
+    """Return whether a broker refused the credentials, which may be outdated. The next call then
+    has new ones, if the client can get them."""
+    authentication = access.authentication()
+    if error.name != NOT_AUTHENTICATED or authentication is None:
+        return False
+    authentication.auth.on_refused()
+    return True
+
+
 def _watch(
     access: Access, broker: str, method: str, request: Message, kind: type[Reply]
 ) -> Pushes[Reply]:
@@ -209,9 +219,8 @@ def _ask(access: Access, broker: str, method: str, request: Message, reply: type
     try:
         return _ask_once(access, broker, method, request, reply)
     except BrokerRefused as error:
-        if error.name != NOT_AUTHENTICATED or not access.plugin:
+        if not renews_credentials(access, error):
             raise
-    _on_refused(access)
     return _ask_once(access, broker, method, request, reply)
 
 
@@ -352,13 +361,6 @@ def _greeting(access: Access) -> tuple[tuple[str, bytes], ...]:
     except PulsarException as error:
         raise BrokerLost(f"the client has no credentials: {error}") from None
     return ((GREETING_KEY, encode_command(connect_command(credentials.method, data))),)
-
-
-def _on_refused(access: Access) -> None:
-    """Tell the authentication that a broker refused the credentials: they may be outdated."""
-    authentication = access.authentication()
-    if authentication is not None:
-        authentication.auth.on_refused()
 
 
 def _failure(error: Any, broker: str) -> BrokerLost | BrokerRefused:

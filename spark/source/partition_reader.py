@@ -28,6 +28,7 @@ from magnetar.spark.range_client import (
     Plan,
     frames_of,
     plan_range,
+    renews_credentials,
 )
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class TopicReader:
                     following += 1
                     yield stored
             self._retries.on_progress()  # the time of `direct`, and of the caller, does not count
+            renewed_at = -1  # the entry at which a broker refused the credentials
             while following <= span.last:
                 try:
                     for stored in self._attempt(replace(span, first=following)):
@@ -107,6 +109,10 @@ class TopicReader:
                     self._owner = None
                     self._retries.wait(error)
                 except BrokerRefused as error:
+                    is_first = renewed_at != following
+                    if is_first and renews_credentials(self._options.access, error):
+                        renewed_at = following
+                        continue
                     kind = EntriesDeleted if error.name in DELETED else ReadRefused
                     raise kind(self._topic, span.ledger, following, str(error)) from error
 

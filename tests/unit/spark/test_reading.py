@@ -265,6 +265,33 @@ def test_a_bug_in_the_broker_is_not_asked_for_twice(servers: ExitStack) -> None:
     assert server.plans == 1
 
 
+@pytest.mark.parametrize(("refusals", "calls"), [(1, 2), (9, 2)])
+def test_refused_credentials_are_renewed_once(
+    servers: ExitStack, monkeypatch: pytest.MonkeyPatch, refusals: int, calls: int
+) -> None:
+    """The process may have a token that a broker does not accept any more."""
+    monkeypatch.setenv("TOKEN", "t")
+    server = servers.enter_context(serving(RangeServer(flights())))
+    given = {"service.url": server.url, "topic": "t"} | {
+        "pulsar.client.authPluginClassName": "token",
+        "pulsar.client.authParams": "env:TOKEN",
+    }
+
+    def refuse(sent: int, call: grpc.ServicerContext, frame: bytes) -> bytes:
+        if len(server.reads) <= refusals:
+            call.abort(grpc.StatusCode.ABORTED, "NotAuthenticated: the token has expired")
+        return frame
+
+    server.before_frame = refuse
+    reader = TopicReader(parse_options(given), TOPIC, owner=server.url)
+    if refusals == 1:
+        assert ids_read(reader, (Span(3, 0, 9, 1),)) == ALL[:10]
+    else:
+        with pytest.raises(ReadRefused, match="the token has expired"):
+            ids_read(reader, (Span(3, 0, 9, 1),))
+    assert len(server.reads) == calls
+
+
 def test_a_moment_without_an_owner_is_waited_out(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
     failures = iter(["BundleUnavailable: moving", "ReadFailed: no bookie"])

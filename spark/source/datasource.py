@@ -15,6 +15,7 @@ every session, so it imports little: the first plan loads grpc, the first read l
 from __future__ import annotations
 
 from dataclasses import replace
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -59,13 +60,13 @@ class MagnetarDataSource(DataSource):
         return schema_of(parse_options(self.options, streaming=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = parse_options(self.options)
+        options = _identified(parse_options(self.options))
         check_schema(schema, schema_of(options, schema))
         scan = FilteredScan if options.takes_filters else TopicScan
         return scan(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = parse_options(self.options, streaming=True)
+        options = _identified(parse_options(self.options, streaming=True))
         check_schema(schema, schema_of(options, schema))
         return TopicStream(options, schema)
 
@@ -120,8 +121,6 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _driver(self) -> StreamDriver:
         if self._planner is None:
-            from random import SystemRandom
-
             from magnetar.runtime.clock import SystemClock
             from magnetar.spark.source.driver import StreamDriver
 
@@ -184,6 +183,10 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End the planning. Spark 4.3 ends the process instead, which has the same effect."""
         if self._planner is not None:
             self._planner.close()
+
+
+def _identified(options: ReadOptions) -> ReadOptions:
+    return replace(options, read_id=f"{SystemRandom().getrandbits(64):016x}")
 
 
 def _read(

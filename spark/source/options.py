@@ -208,6 +208,7 @@ class ReadOptions:
     access: Access = ANONYMOUS
     takes_filters: bool = False  # True: a batch read that takes filters
     pushed: Pushed | None = None  # the filters that Spark gave; None: no filters
+    read_id: str = ""  # differs between DataFrames, and between starts of a streaming query
 
     @property
     def decodes(self) -> bool:

@@ -5,7 +5,8 @@ the version with which the message was written.
 
 Fields are matched by name, as in the rules of Avro. A field that a message lacks is null. A field
 that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
-executor process asks once for each version that it meets.
+executor process asks once in each read for each version that it meets. It asks again for the next
+read: if the topic was deleted and created again, the same number is the version of another schema.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _writer(options: ReadOptions, topic: str, version: bytes) -> Writer:
         return BYTES
     if len(version) != VERSION_BYTES:
         raise ValueError(f"a schema version has {VERSION_BYTES} bytes, not {len(version)}")
-    key = options.access, options.brokers, topic, version
+    key = options.read_id, options.access, options.brokers, topic, version
     with _lock:
         found = _known.get(key)
         if found is None:

@@ -46,6 +46,7 @@ from magnetar.spark.errors import (
     WriteRefused,
 )
 from magnetar.spark.offsets import parse_offsets
+from magnetar.spark.source.datasource import MagnetarDataSource, TopicScan
 from magnetar.spark.source.driver import StreamDriver, plan_frame
 from magnetar.spark.source.filters import pushed
 from magnetar.spark.source.look_back import LookBack
@@ -956,6 +957,38 @@ class Number(Schema):
 
     def encode(self, obj: Any) -> bytes:
         return int(obj).to_bytes(4, "big", signed=True)
+
+
+def test_versions_of_a_topic_that_was_created_again_are_new(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    """Spark reuses the processes of its executors for the next query."""
+
+    class First(Record):
+        number = Integer(required=True)
+
+    class Second(Record):
+        text = String(required=True)
+
+    def read() -> list[Any]:
+        given = {"service.url": service.grpc_url, "topic": topic, "valueFormat": "auto"}
+        source = MagnetarDataSource(given)
+        reader = source.reader(source.schema())
+        assert isinstance(reader, TopicScan)
+        batches = [it for task in reader.partitions() for it in reader.read(task)]
+        return [row["value"] for it in batches for row in it.to_pylist()]
+
+    publish_records(client, topic, First(number=7))
+    assert read() == [{"number": 7}]
+    service.call(owner(service, topic).delete_topic(TopicName.parse(topic), force=True))
+    publish_records(client, topic, Second(text="x"))
+    assert read() == [{"text": "x"}]
+
+
+def publish_records(client: magnetar.Client, topic: str, *records: Record) -> None:
+    with client.create_producer(topic, schema=AvroSchema(type(records[0]))) as producer:
+        for record in records:
+            producer.send(record)
 
 
 def test_primitive_values_are_decoded_by_the_topics_schema(

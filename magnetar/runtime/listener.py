@@ -1,5 +1,4 @@
-"""Listening sockets. A server makes them before it opens anything else, so that a port in use makes
-the start fail early.
+"""Listening sockets. A server makes them first, so that a port in use makes its start fail early.
 
 `bind_port` returns a socket that already listens. If the socket were only bound, another process
 could take its port, and the server would notice this only when it begins to serve. A client that
@@ -33,6 +32,8 @@ def bind_port(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise AddressUnusable(host, port, error.strerror or str(error)) from error
+    except UnicodeError as error:  # a label of the host is empty or longer than 63 characters
+        raise AddressUnusable(host, port, f"not a host name: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)

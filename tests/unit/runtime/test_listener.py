@@ -60,3 +60,9 @@ def test_loopback_and_wildcard_hosts_are_recognised() -> None:
     assert [h for h in ("0.0.0.0", "10.0.0.1", "::", "broker-1", "") if is_loopback(h)] == []
     assert [h for h in ("", "0.0.0.0", "::", "*") if not is_wildcard(h)] == []
     assert not is_wildcard("127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(AddressUnusable, match=f"host {host}.*not a host name"):
+        bind_port(host, 0)

@@ -2,8 +2,8 @@
 
 The broker computes permits, backlogs and the index of every later message from the metadata of an
 entry, and a consumer reserves memory by it. So the broker refuses numbers that cannot be true. It
-also refuses messages that only brokers write (markers), and messages that it does not support (of
-transactions): it would otherwise deliver them as ordinary messages.
+also refuses markers, which only brokers write, and messages of transactions, which it does not
+support. Otherwise it would deliver both as ordinary messages.
 
 Encryption adds bytes to a payload and removes none, so these bounds hold for encrypted entries too,
 except one: an encrypted chunk may be larger than the stated size of its message.

@@ -65,7 +65,7 @@ class Catalog:
 
     async def require_creatable(self, name: TopicName, *, by_user: bool) -> None:
         """Check that a topic that does not exist may be created: by an administrator's request
-        (`by_user`), or by its first use. The namespace must be known.
+        (`by_user`), or by its first use. The policy cache must know the namespace.
 
         Raises ReservedName, IsPartitioned, TopicNotFound, PoliciesUnavailable, MetadataError.
         """

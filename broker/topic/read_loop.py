@@ -52,11 +52,12 @@ RATE_LOOK_S: Final = 1.0
 """The time in seconds after which a read that waits for a dispatch rate checks the rate again."""
 
 REPLAY_GAP_ENTRIES: Final = 8
-"""The most unwanted entries between two wanted entries that a replay reads to save a request. A
-request to a bookie costs about as much as reading this many entries of 1 KB."""
+"""A replay joins two requests, and also reads the unwanted entries between them, if there are at
+most this many. A request to a bookie costs about as much as reading this many entries of 1 KB."""
 
 SKIP_ENTRIES: Final = 1_000
-"""The most lost entries that one step of the event loop acknowledges: about a millisecond."""
+"""One step of the event loop acknowledges at most this many lost entries. Such a step takes about a
+millisecond."""
 
 log = get_logger(__name__)
 
@@ -260,7 +261,7 @@ class ReadLoop:
                     if entries:
                         return entries, through
                     raise
-                # The ledger may be trimmed: the log continues with the first entry that it kept.
+                # If the ledger was trimmed, `read` returns entries of a later ledger: drop them.
                 found = [entry for entry in found if entry.position <= last]
                 entries += found
                 bytes_left -= sum(len(entry.view.data) for entry in found)
@@ -296,7 +297,7 @@ class ReadLoop:
             metadata = await topic_log.ledgers.metadata(LedgerId(lost.ledger))
         except (LogUnavailable, LogDamaged, MetadataError, LedgerError):
             return False
-        if not topic_log.chain.is_closed(lost.ledger):  # the ledger was trimmed
+        if not topic_log.chain.is_closed(lost.ledger):  # a trim has removed it from the chain
             return False
         return (metadata is None) == isinstance(error.cause, LedgerNotFound)
 

@@ -54,7 +54,8 @@ class LetterSchemas:
         self._parts = parts
         self._decoder = decoder
         self._versions: dict[Key, bytes] = {}
-        # The decoder's generation. In the next generation, a number may mean another schema.
+        # The decoder's generation that `_versions` belongs to. In another generation, the same
+        # version number may mean another schema.
         self._generation = 0
 
     async def first(self, original: Message) -> StoredSchema | None:

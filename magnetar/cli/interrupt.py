@@ -31,7 +31,8 @@ async def _woken(work: Coroutine[Any, Any, None]) -> None:
     """Run `work` while every signal writes to a socket that the loop reads."""
     loop = asyncio.get_running_loop()
     handler = signal.getsignal(signal.SIGINT)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # opens the socket
+    # From now on, each signal writes to the loop's socket.
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
     # The handler of asyncio.run: the first Ctrl-C cancels `work`, the second raises.
     signal.signal(signal.SIGINT, handler)
     try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.catalog.listing import texts_of, visible_of
 from magnetar.broker.errors import NamespaceNotFound, TenantNotFound
+from magnetar.broker.log.topic_deletion import same_or_keep
 from magnetar.broker.operations.errors import (
     NamespaceExists,
     NamespaceNotEmpty,
@@ -25,7 +26,14 @@ from magnetar.broker.operations.errors import (
     TenantNotEmpty,
 )
 from magnetar.metadata import codec, paths
-from magnetar.metadata.errors import BadVersion, Contended, NodeExists, NoNode, NotEmpty
+from magnetar.metadata.errors import (
+    BadVersion,
+    Contended,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    OutcomeUnknown,
+)
 from magnetar.metadata.model import NamespaceBundles
 from magnetar.metadata.policies import NamespaceRecord, Policies, TenantRecord
 from magnetar.metadata.store import ABSENT, KEEP, update
@@ -98,9 +106,12 @@ async def delete_tenant(broker: Broker, tenant: str) -> None:
     if tenant == DEFAULT_NAMESPACE.tenant:
         raise Protected(f"tenant {tenant}")
     store, path = broker.metadata, paths.tenant(tenant)
+    pending = False  # our deletion may have been applied
     for _ in range(RACES_MAX):
         await store.sync(path)
         found = await store.get(path)
+        if found is None and pending:
+            return
         if found is None:
             raise TenantNotFound(tenant)
         if namespaces := await _namespaces_of(broker, tenant):
@@ -108,6 +119,9 @@ async def delete_tenant(broker: Broker, tenant: str) -> None:
         try:
             await store.delete(path, expected=found.version)
         except BadVersion:
+            continue
+        except OutcomeUnknown:
+            pending = True
             continue
         except NoNode:
             raise TenantNotFound(tenant) from None
@@ -224,12 +238,10 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
             raise NamespaceNotFound(str(name))
         if topics := await _topics_of(broker, name):
             raise NamespaceNotEmpty(str(name), topics)
-        try:
-            await store.delete(path, expected=found.version)
-        except BadVersion:
+        deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
+        left = await update(store, path, same_or_keep(found.value), deadline=deadline)
+        if left is not None:
             continue
-        except NoNode:
-            raise NamespaceNotFound(str(name)) from None
         if topics := await _topics_of(broker, name):
             with suppress(NodeExists):
                 await store.put(path, found.value, expected=ABSENT)

@@ -14,10 +14,17 @@ from fakes.wire import wire_to
 from support import wait_until
 
 from magnetar.broker.admin.namespaces import DELETIONS_MAX
+from magnetar.broker.errors import TenantNotFound
 from magnetar.broker.operations import topics
-from magnetar.broker.operations.namespaces import create_namespace, delete_namespace
+from magnetar.broker.operations.namespaces import (
+    create_namespace,
+    create_tenant,
+    delete_namespace,
+    delete_tenant,
+)
 from magnetar.metadata import paths
-from magnetar.metadata.policies import Policies
+from magnetar.metadata.errors import OutcomeUnknown
+from magnetar.metadata.policies import Policies, TenantRecord
 from magnetar.metadata.store import ABSENT
 from magnetar.protos.names import NamespaceName
 
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     import httpx
 
     from magnetar.broker.broker import Broker
+    from magnetar.metadata.memory import MemoryStore
     from magnetar.protos.names import TopicName
 
 pytestmark = pytest.mark.real_loop
@@ -173,6 +181,39 @@ async def test_a_late_deletion_leaves_the_policies_of_the_next_namespace() -> No
         found = await other.get(path)
         assert found is not None
         assert found.value == b"of the next namespace"
+
+
+def lose_the_reply_of_a_deletion(store: MemoryStore, of: str) -> None:
+    """The next deletion of this node is applied, and its reply is lost."""
+    delete = store.delete
+
+    async def delete_once(path: str, *, expected: int) -> None:
+        await delete(path, expected=expected)
+        if path == of:
+            store.delete = delete  # type: ignore[method-assign]
+            raise OutcomeUnknown(path, "the reply was lost")
+
+    store.delete = delete_once  # type: ignore[method-assign]
+
+
+async def test_a_deletion_whose_reply_is_lost_removes_the_policies_of_its_topics() -> None:
+    name = NamespaceName("public", "other")
+    path = paths.topic_policies(name.tenant, name.namespace, "persistent", "t")
+    async with place() as here:
+        await create_namespace(here.broker, name, None, Policies())
+        await here.store.put(path, b"left over", expected=ABSENT)
+        lose_the_reply_of_a_deletion(here.store, paths.namespace("public", "other"))
+        await delete_namespace(here.broker, name)
+        assert await here.store.get(path) is None
+
+
+async def test_a_deletion_of_a_tenant_whose_reply_is_lost_succeeds() -> None:
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        lose_the_reply_of_a_deletion(here.store, paths.tenant("acme"))
+        await delete_tenant(here.broker, "acme")
+        with pytest.raises(TenantNotFound):
+            await delete_tenant(here.broker, "acme")
 
 
 async def test_public_default_exists_and_is_protected() -> None:

@@ -881,9 +881,11 @@ class Broker:
         return None if owner == self._me else owner
 
     async def _unload(self, bundle: Bundle) -> None:
+        await self.turns.take()  # a broker may unload hundreds of bundles at once
         names = [name for name, served in self._topics.items() if served.bundle == bundle]
         await self._close_all(names, CloseReason.UNLOADED)
-        for number, name in enumerate(self.changes.watched, 1):
+        await self.turns.take()
+        for number, name in enumerate(self.changes.watched_in(bundle), 1):
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
             with suppress(PoliciesUnavailable):  # the namespace was deleted

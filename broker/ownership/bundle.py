@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import mmh3
 
+from magnetar.metadata.model import HASH_SPACE
+
 if TYPE_CHECKING:
     from magnetar.metadata.model import BrokerId, NamespaceBundles
     from magnetar.protos.names import TopicName
@@ -33,6 +35,13 @@ class Bundle:
 def bundle_in(topic: TopicName, bundles: NamespaceBundles) -> Bundle:
     """The bundle of a topic in a namespace that is divided into `bundles`."""
     return Bundle(topic.tenant, topic.namespace, bundles.bundle_of(topic.bundle_hash))
+
+
+def hashes_of(bundle: Bundle) -> range:
+    """The hashes of the bundle's topics (`TopicName.bundle_hash`)."""
+    first, _, end = bundle.range.partition("_")
+    is_last = int(end, 16) == HASH_SPACE - 1  # the name of the last bundle includes its end
+    return range(int(first, 16), HASH_SPACE if is_last else int(end, 16))
 
 
 def preference(bundle: Bundle, broker: BrokerId) -> int:

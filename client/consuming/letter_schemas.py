@@ -78,21 +78,22 @@ class LetterSchemas:
         key = self._key_of(original)
         if key is None:
             return b""
-        known = self._versions.get(key)
+        versions = self._versions  # it may be replaced during the awaits
+        known = versions.get(key)
         if known is not None:
             return known
         found = await self._definition(key)
         if found is None:
             return b""
         version = await register(found)
-        if len(self._versions) >= VERSIONS_MAX:
-            del self._versions[next(iter(self._versions))]
-        self._versions[key] = version
+        if len(versions) >= VERSIONS_MAX:
+            del versions[next(iter(versions))]
+        versions[key] = version
         return version
 
     def forget(self) -> None:
         """Forget the versions: another topic may have the name of the letters' topic now."""
-        self._versions.clear()
+        self._versions = {}
 
     async def _definition(self, key: Key) -> pb.Schema | None:
         """Return the definition of a version. None: the broker says that it does not exist."""
@@ -118,5 +119,5 @@ class LetterSchemas:
             return None
         if self._decoder.generation != self._generation:
             self._generation = self._decoder.generation
-            self._versions.clear()
+            self._versions = {}
         return str(TopicName.parse(delivery.topic).base), delivery.schema_version

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, client_among, receive, subscription
+from support import settle
 
 from magnetar.client.consuming import letter_schemas
 from magnetar.client.consuming.letter_schemas import LetterSchemas
@@ -148,6 +149,31 @@ async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
         decoder.forget()  # the client moves to another cluster
         await schemas.version(written_with(bytes(8), TOPIC), register)
         assert registered == ["0", "1", "0", "0"]
+
+
+async def test_a_version_that_was_asked_for_before_a_new_topic_is_not_remembered() -> None:
+    async with client_among() as (client, cluster), asyncio.TaskGroup() as tasks:
+        cluster.schemas[TOPIC] = [pb.Schema(name="s", schema_data=b"{}", type=pb.Schema.Json)]
+        await client.create_producer("t")
+        decoder = any_decoder()
+        schemas = LetterSchemas(client.parts, decoder)
+        original = written_with(bytes(8), TOPIC)
+        answered = asyncio.Event()
+
+        async def old(_: pb.Schema) -> bytes:
+            await answered.wait()
+            return b"oldtopic"
+
+        async def new(_: pb.Schema) -> bytes:
+            return b"newtopic"
+
+        late = tasks.create_task(schemas.version(original, old))
+        await settle()
+        decoder.doubt(TOPIC)  # the consumer has attached again
+        assert await schemas.version(original, new) == b"newtopic"
+        answered.set()
+        assert await late == b"oldtopic"
+        assert await schemas.version(original, new) == b"newtopic"
 
 
 async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without_schema() -> None:

@@ -460,11 +460,14 @@ async def _watch(cluster: LocalCluster, process: LocalProcess, *, restart: bool)
 async def _guard(process: LocalProcess) -> None:
     watchdog, port = Watchdog(), process.ports["http"]
     loop = asyncio.get_running_loop()
+    watched: int | None = None
     while True:
         await asyncio.sleep(CHECK_S)
         pid = process.pid
-        if pid is None:
+        if pid != watched:  # a restart between two checks is an end, too
             watchdog.on_ended()
+            watched = pid
+        if pid is None:
             continue
         answered = await asyncio.to_thread(answers, port)
         if process.pid == pid and watchdog.on_check(loop.time(), answers=answered):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
+from magnetar.local_cluster import _guard
 from magnetar.runtime.ports import free_ports
 from magnetar.watchdog import (
     CHECK_S,
@@ -92,6 +96,31 @@ def test_a_restarted_server_gets_its_time_to_start() -> None:
     list(check(watchdog, since=0.0, until=10.0, answers=True))
     watchdog.on_ended()
     assert list(check(watchdog, since=10.5, until=60.0, answers=False)) == []
+
+
+@pytest.mark.real_loop
+async def test_a_server_that_was_restarted_between_two_checks_gets_its_time_to_start() -> None:
+    """This happens if many servers of a local cluster are restarted at the same time."""
+    asked = asyncio.Event()
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+        asked.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    process: Any = SimpleNamespace(id="broker-1", ports={"http": port}, pid=1, signal=Mock())
+    async with asyncio.TaskGroup() as group:
+        guard = group.create_task(_guard(process))
+        for _ in range(2):
+            await asked.wait()
+            asked.clear()
+        server.close()
+        process.pid = 2
+        await asyncio.sleep(SILENCE_S + 4 * CHECK_S)
+        guard.cancel()
+    process.signal.assert_not_called()
 
 
 def test_a_watchdog_that_stood_still_starts_its_count_again() -> None:

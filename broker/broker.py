@@ -151,6 +151,12 @@ class _Served:
     # Set when an unload of the idle topic, or its deletion, has ended. None: neither has begun.
     left: asyncio.Event | None = None
 
+    @property
+    def is_opened(self) -> bool:
+        """False while the topic is opening: perhaps there is no such topic."""
+        opened = self.opened
+        return opened.done() and not opened.cancelled() and opened.exception() is None
+
 
 class Broker:
     """Serves topics while `run` runs. The caller keeps `me` registered meanwhile (main.py)."""
@@ -287,13 +293,7 @@ class Broker:
     @property
     def served(self) -> list[ServedTopic]:
         """The open topics."""
-        return [
-            served.opened.result()
-            for served in self._topics.values()
-            if served.opened.done()
-            and not served.opened.cancelled()
-            and served.opened.exception() is None
-        ]
+        return [served.opened.result() for served in self._topics.values() if served.is_opened]
 
     @property
     def topics(self) -> list[Topic]:
@@ -540,7 +540,8 @@ class Broker:
     async def partitions_of(self, name: TopicName, *, create: bool) -> int:
         """See Catalog.partitions_of."""
         await self._bundle_of(name)
-        if name in self._topics:
+        served = self._topics.get(name)
+        if served is not None and served.is_opened:
             return 0
         return await self.catalog.partitions_of(name, create=create)
 
@@ -564,11 +565,12 @@ class Broker:
             found += await self.catalog.names(namespace, it)
         if Domain.NON_PERSISTENT in domains:
             known = {name for name in found if name.domain is Domain.NON_PERSISTENT}
-            for name in self._topics:
+            for name, served in self._topics.items():
                 if (
                     name.domain is Domain.NON_PERSISTENT
                     and name.namespace_name == namespace
                     and name not in known
+                    and served.is_opened
                 ):
                     found.append(name)
         return found

@@ -13,7 +13,7 @@ from fakes.place import Place, place
 from support import settle, wait_until
 
 from magnetar.broker.broker import CLOSES_PER_TURN, Broker
-from magnetar.broker.errors import TooManyRequests, TopicInUse, TopicNotFound
+from magnetar.broker.errors import IsPartitioned, TooManyRequests, TopicInUse, TopicNotFound
 from magnetar.broker.life import LifeConfig
 from magnetar.broker.loads import TopicLoads
 from magnetar.broker.log.owned_record import topic_path
@@ -29,7 +29,7 @@ from magnetar.metadata.policies import (
 )
 from magnetar.metadata.store import ABSENT
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.names import TopicName
+from magnetar.protos.names import Domain, TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -100,6 +100,35 @@ async def test_a_creation_that_meets_a_lookup_of_the_absent_topic_creates_it() -
             here.store.gates.pop(read).set()
         assert looking.result() is TopicNotFound
         assert await here.broker.exists(NAME)
+
+
+async def test_a_topic_has_its_partitions_while_a_request_looks_for_its_statistics() -> None:
+    async with place() as here:
+        await here.broker.create_partitioned_topic(NAME, 3, {})
+        await here.broker.locate(NAME, authoritative=True)
+        read = "get", topic_path(NAME)
+        here.store.gates[read] = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(_refusal(here.broker.topic(NAME, create=False)))
+            await wait_until(lambda: here.store.held == [read])
+            assert await here.broker.partitions_of(NAME, create=True) == 3
+            here.store.gates.pop(read).set()
+        assert looking.result() is IsPartitioned
+
+
+async def test_an_absent_non_persistent_topic_is_not_listed_while_a_request_looks_for_it() -> None:
+    name = TopicName.parse("non-persistent://public/default/t")
+    async with place() as here:
+        await here.broker.locate(name, authoritative=True)
+        path = paths.partitioned_topic(name.tenant, name.namespace, name.domain, name.topic)
+        read = "get", path
+        here.store.gates[read] = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(_refusal(here.broker.topic(name, create=False)))
+            await wait_until(lambda: here.store.held == [read])
+            assert await here.broker.topics_of(name.namespace_name, tuple(Domain)) == []
+            here.store.gates.pop(read).set()
+        assert looking.result() is TopicNotFound
 
 
 async def test_a_topic_that_does_not_exist_is_not_deleted() -> None:
@@ -192,7 +221,7 @@ async def test_a_thousand_refused_requests_check_the_deleted_topic_once_each() -
 async def _refusal(asked: Coroutine[object, object, object]) -> type[Exception] | None:
     try:
         await asked
-    except (TopicInUse, TopicNotFound) as error:
+    except (IsPartitioned, TopicInUse, TopicNotFound) as error:
         return type(error)
     return None
 

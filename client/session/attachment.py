@@ -130,8 +130,8 @@ class Attachment:
             warning.cancel()
 
     def _warn(self) -> None:
-        """Log a warning that names the brokers if the first attachment is not made yet."""
-        if not self._first.done():
+        """Log a warning that names the brokers if no broker has answered the first attachment."""
+        if not self._first.done() and not self._patient:
             self._lookup.warn_unreachable(self.trouble, self._timeout_s)
 
     async def _attach_again(self, give_up_at: float) -> None:
@@ -209,6 +209,8 @@ class Attachment:
     def _is_final(self, error: PulsarException) -> bool:
         if self._first.done():
             return self._what.is_final(error)
+        if self._patient and isinstance(error, Timeout):
+            return False  # another broker has not answered an attempt after the queued one
         return not is_retriable(error)
 
     def _fail(self, error: PulsarException) -> None:

@@ -25,7 +25,7 @@ from magnetar.client.errors import (
     Timeout,
 )
 from magnetar.client.message import MessageId
-from magnetar.client.options import BatchingType, CompressionType
+from magnetar.client.options import BatchingType, CompressionType, ProducerAccessMode
 from magnetar.client.producer import _Waiting
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX, parse_entry
@@ -559,6 +559,23 @@ async def test_creation_raises_timeout_after_the_operations_time() -> None:
             broker.kill()
         with pytest.raises(ConnectError, match=r"[ab]:6660: connection .*[ab]:6660: connection"):
             await client.create_producer("t")
+
+
+async def test_queued_producer_waits_on_after_an_attempt_without_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with client_among() as (client, cluster), asyncio.TaskGroup() as group:
+        queued = pb.CommandProducerSuccess(producer_name="p", producer_ready=False)
+        cluster.brokers[A].script(pb.CommandProducer, queued, None)
+        creating = group.create_task(
+            client.create_producer("t", access_mode=ProducerAccessMode.WaitForExclusive)
+        )
+        await asyncio.sleep(100)
+        assert not caplog.records, "a broker has answered"
+        cluster.brokers[A].sessions[0].stream.abort("connection lost")  # type: ignore[attr-defined]
+        producer = await creating
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 3
+        assert (await producer.send(b"x")).entry_id() == 0
 
 
 async def test_invalid_producers_are_refused() -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, StringType
 
 from magnetar.client.asyncio import Client
 from magnetar.client.environment import Environment
-from magnetar.client.errors import PulsarException, TopicNotFound, is_retriable
+from magnetar.client.errors import PulsarException, Timeout, TopicNotFound, is_retriable
 from magnetar.client.schema.schema import SchemaType
 from magnetar.client.schema.wire import VERSION_BYTES
 from magnetar.protos.names import TopicName
@@ -202,7 +202,7 @@ def _asked(options: ReadOptions, wanted: Sequence[tuple[str, bytes]]) -> list[Sc
                 except TopicNotFound:
                     return None
                 except PulsarException as error:
-                    if is_retriable(error):
+                    if isinstance(error, Timeout) or is_retriable(error):
                         raise ReadStalled(topic, options.read_timeout_s, str(error)) from None
                     raise ReadRefused(topic, -1, -1, str(error)) from None
 

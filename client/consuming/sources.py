@@ -145,7 +145,8 @@ class TopicList:
             self._counts[topic] = max(self._counts[topic], count)
 
     def _names(self) -> list[str]:
-        return [name for topic in self._topics for name in _partitions(topic, self._counts[topic])]
+        names = [name for it in self._topics for name in _partitions(it, self._counts[it])]
+        return list(dict.fromkeys(names))  # the list may name a topic and one of its partitions
 
 
 class Pattern:

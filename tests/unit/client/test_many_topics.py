@@ -767,6 +767,19 @@ async def test_reader_at_latest_sees_only_what_follows() -> None:
         assert numbers(await read(reader, 2)) == [4, 5]
 
 
+async def test_a_list_may_name_a_topic_and_one_of_its_partitions() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe(
+            ["t", part(1)], "s", SHARED, initial_position=EARLIEST, receiver_queue_size=2
+        )
+        await publish(client, 20)
+        assert numbers(await receive(consumer, 20)) == list(range(20))
+        assert len(cluster.topic(part(1)).subscriptions["s"].consumers) == 1
+        await consumer.close()
+        assert cluster.topic(part(1)).subscriptions["s"].consumers == []
+
+
 async def test_a_queue_is_divided_once_after_many_topics_were_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -143,7 +143,11 @@ class Producer:
             done(self._limit.refusal(), None)
 
     async def flush(self) -> None:
-        """Send all pending messages and wait until they are stored. Raises the first error."""
+        """Send all pending messages and wait until they are stored.
+
+        Raises the first error of a message that failed, and AlreadyClosed if the producer is
+        closed. If an error such as ProducerFenced has ended the producer, raises this error.
+        """
         await self._publisher.flush()
 
     async def close(self) -> None:

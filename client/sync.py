@@ -398,7 +398,8 @@ class Producer:
     def flush(self) -> None:
         """Send all pending messages and wait until they are stored.
 
-        Raises the first error of a message that failed.
+        Raises the first error of a message that failed, and AlreadyClosed if the producer is
+        closed. If an error such as ProducerFenced has ended the producer, raises this error.
         """
         self._thread.call(self._publisher.flush())
 

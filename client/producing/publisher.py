@@ -222,8 +222,14 @@ class Publisher:
         """Return when every message submitted so far is stored.
 
         Raises the first error of a message that had no outcome when the call began, or that was
-        refused since the last flush.
+        refused since the last flush. Raises the error that ended the publisher, because messages
+        may have failed with it.
         """
+        if self._failure is not None and self._was_attached:
+            raise self._failure
+        await self._flush()
+
+    async def _flush(self) -> None:
         if self._early:  # early messages become entries with the first attachment
             await self._attachment.wait_first()
         self.seal()
@@ -272,7 +278,7 @@ class Publisher:
         try:
             async with asyncio.timeout(self._parts.timeout_s):
                 try:
-                    await self.flush()
+                    await self._flush()
                 except PulsarException as error:
                     # The senders of these messages already got this error.
                     log.info("messages failed before close", topic=self.topic, error=str(error))

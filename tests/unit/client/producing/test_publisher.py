@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
-from support import settle
+from support import settle, wait_until
 
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -559,6 +559,24 @@ async def test_creation_raises_timeout_after_the_operations_time() -> None:
             broker.kill()
         with pytest.raises(ConnectError, match=r"[ab]:6660: connection .*[ab]:6660: connection"):
             await client.create_producer("t")
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_flush_of_a_producer_that_has_ended_raises_the_reason(partitions: int) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = partitions
+        producer = await client.create_producer("t", message_router=lambda *_: 1)
+        topic = cluster.topic(f"{TOPIC}-partition-1" if partitions else TOPIC)
+        topic.send_errors.append(pb.ProducerFenced)
+        told: list[Result] = []
+        producer.send_async(b"x", lambda result, _: told.append(result))
+        await wait_until(lambda: told)
+        assert told == [Result.ProducerFenced]
+        with pytest.raises(ProducerFenced):
+            await producer.flush()
+        await producer.close()
+        with pytest.raises(AlreadyClosed if partitions else ProducerFenced):
+            await producer.flush()
 
 
 async def test_queued_producer_waits_on_after_an_attempt_without_an_answer(

@@ -60,6 +60,7 @@ from magnetar.broker.log.record_limits import (
 )
 from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
+from magnetar.broker.log.watchers import Watchers
 from magnetar.metadata.model import EntryPlace, LedgerId, TopicLedger
 from magnetar.protos.entry import parse_stored_entry
 from magnetar.runtime.event import Event
@@ -151,16 +152,6 @@ class LogState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Watcher:
-    callback: Callable[[], None]
-    read_position: Callable[[], Position]
-    watchers: dict[_Watcher, None]  # all watchers of the log
-
-    def end(self) -> None:
-        self.watchers.pop(self, None)
-
-
 class Log:
     """The log of one topic. Create it with `Log.open`, then call `start`. Before `start`, appends
     queue."""
@@ -241,7 +232,7 @@ class Log:
         self._clock = clock
         self._cache = cache
         self._reader = LogReader(chain, ledgers, cache, self._open_ledger)
-        self._watchers: dict[_Watcher, None] = {}
+        self._watchers = Watchers()
 
         self._outstanding = Outstanding(next_index=chain.next_index, timestamp_ms=timestamp_ms)
         self._rolling = Rolling(
@@ -472,8 +463,7 @@ class Log:
         )
 
     def _notify(self) -> None:
-        for watcher in tuple(self._watchers):
-            watcher.callback()
+        self._watchers.call(self.protect)
 
     # ---- the life of ledgers ---------------------------------------------------------------------
 
@@ -820,9 +810,7 @@ class Log:
         `read_position` returns the position that the watcher reads next. While a watcher is near
         the end, the log puts new entries into the cache. Returns the function that ends the watch.
         """
-        watcher = _Watcher(callback, read_position, self._watchers)
-        self._watchers[watcher] = None
-        return watcher.end
+        return self._watchers.add(callback, read_position).end
 
     async def close(self) -> None:
         """Refuse further appends, wait for the outstanding entries, close the ledger and record the

@@ -38,6 +38,12 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console(width=None if terminal else WIDE, highlight=False).print(table)
 
 
+def plain_console() -> Console:
+    """Return a console for tables of keys and names: square brackets and ":name:" stay as they
+    are."""
+    return Console(markup=False, emoji=False)
+
+
 def print_json(found: object) -> None:
     """Print indented JSON, for people and programs."""
     typer.echo(json.dumps(found, indent=2))

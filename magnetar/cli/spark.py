@@ -7,12 +7,12 @@ from pathlib import Path  # noqa: TC003 (Typer needs it at run time)
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from magnetar.cli import spark_pipelines
 from magnetar.cli.client import require_reachable
 from magnetar.cli.help import App
+from magnetar.cli.output import plain_console
 from magnetar.cli.spark_connection import Connection, connects
 from magnetar.cli.spark_job import (
     DEFAULT_MASTER,
@@ -204,7 +204,7 @@ def show(compared: Sequence[Compared], path: Path) -> None:
         f"{sum(part.in_archive for part in compared):,}",
         _equal(compared),
     )
-    Console().print(table)
+    plain_console().print(table)
 
 
 def _equal(compared: Sequence[Compared]) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path  # noqa: TC003 (Typer needs it at run time)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from magnetar.cli.output import plain_console
 from magnetar.cli.spark_connection import Connection, connects
 from magnetar.cli.spark_job import (
     DEFAULT_MASTER,
@@ -112,7 +112,7 @@ def compact(
     table.add_row("keys", f"{done.keys:,}")
     table.add_row("deleted keys, left out", f"{done.deleted:,}")
     table.add_row("written", f"{done.written:,}")
-    Console().print(table)
+    plain_console().print(table)
 
 
 def stats(
@@ -162,7 +162,7 @@ def show(found: Statistics) -> None:
         topics.add_row(one.topic, *numbers, *moments)
     for one in found.keys:
         keys.add_row(one.topic, one.key, f"{one.messages:,}", f"{one.bytes:,}")
-    console = Console()
+    console = plain_console()
     console.print(topics)
     if found.keys:
         console.print(keys)

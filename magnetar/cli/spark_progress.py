@@ -60,7 +60,7 @@ def task_progress(tracker: Tracker, text: str, console: Console) -> Iterator[Non
         return
     ended = threading.Event()
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # it has names of topics
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("tasks"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -72,7 +73,8 @@ def main(
     try:
         status = run(flights, picture)
     except (FlightsMissing, ProcessFailed, TrafficFailed, magnetar.PulsarException) as error:
-        console.print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
+        text = escape(str(error))
+        console.print(f"[bold red]{type(error).__name__}[/]: {text}", highlight=False)
         status = FAILED
     except KeyboardInterrupt:
         end_java()
@@ -101,7 +103,7 @@ def run(limit: int | None, picture: Path) -> int:
                 "magnetar demo", master="local[2]", spark_sql_shuffle_partitions="2"
             )
         except (JavaMissing, SparkMissing) as missing:
-            console.print(f"[bold yellow]no Spark[/]: {missing}", highlight=False)
+            console.print(f"[bold yellow]no Spark[/]: {escape(str(missing))}", highlight=False)
             console.print(
                 f"All steps but Spark's succeeded. Exit status {NO_JAVA}: there is no table from"
                 " Spark to compare."
@@ -154,9 +156,9 @@ def _stream(
     )
     try:
         draw(found.hours, picture)
-        console.print(f"picture: {picture.absolute()}")
+        console.print(f"picture: {escape(str(picture.absolute()))}")
     except PlotMissing as missing:
-        console.print(f"[bold yellow]no picture[/]: {missing}", highlight=False)
+        console.print(f"[bold yellow]no picture[/]: {escape(str(missing))}", highlight=False)
     return equal and same
 
 

@@ -1,4 +1,4 @@
-"""The table that `magnetar spark archive` prints: its rows, and the rows that it leaves out."""
+"""The tables of `magnetar spark`: their rows, and the rows that they leave out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.cli import spark_pipelines
 from magnetar.cli.spark import ROWS_SHOWN_MAX, show
 from magnetar.spark.pipelines.archive import Compared
+from magnetar.spark.pipelines.stats import Counted, Statistics
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,17 @@ def test_the_row_of_the_partitions_left_out_says_whether_they_are_equal(
     assert len([row for row in rows if "key=" in " ".join(row)]) == ROWS_SHOWN_MAX
     assert [left_out[1], left_out[-2]] == ["10", more]
     assert summed[-2] == total
+
+
+KEYS = ("[a]", "[/b]", ":x:")
+
+
+def test_keys_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    show([Compared(f"key={key}", 1, 1, equal=True) for key in KEYS], Path("a[/b]"))
+    archived = capsys.readouterr().out
+    counted = [Counted("t", key, 1, 1, None, None) for key in KEYS]
+    spark_pipelines.show(Statistics(counted[:1], counted, {"t": 3}, {}))
+    counts = capsys.readouterr().out
+    for key in KEYS:
+        assert f"key={key}" in archived
+        assert f" {key} " in counts

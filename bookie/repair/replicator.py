@@ -19,10 +19,11 @@ metadata can still read the ledger. The replicator does not copy the entries int
 because this would change the positions of the messages.
 
 The replicator retries a failed repair with growing pauses. The under-replication record holds the
-reason. The replicator stores each finished step at once, so that no retry repeats it: it names the
-new member in the metadata, or removes the bad copies that it has written again from the record. If
-the record has grown meanwhile, a fault may be a new one. Then the record stays as it is, and the
-next repair writes these copies again. A step that failed begins again at its first entry.
+reason. The replicator stores each finished step at once, so that no retry repeats it. After copying
+entries to a new member, it names the member in the metadata. After replacing bad copies, it removes
+them from the record. If another process has changed the record meanwhile, the replaced copies may
+be bad again. Then the record stays as it is, and the next repair replaces these copies again. A
+step that failed begins again at its first entry.
 """
 
 from __future__ import annotations

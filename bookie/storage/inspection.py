@@ -190,8 +190,8 @@ def _tombstones(storage: RocksStorage) -> Iterator[int]:
 
 
 def _ledger(storage: RocksStorage, ledger: int, damage: list[str], *, verify: bool) -> LedgerFacts:
-    """Return the readable facts of the ledger, and add the reasons for missing facts to
-    `damage`."""
+    """Return the readable facts of the ledger. If not all of its entries can be listed, add the
+    reason to `damage`."""
     facts = LedgerFacts(ledger)
     try:
         facts.fenced = decode_ledger_record(storage.ledger_record(ledger) or b"").fenced

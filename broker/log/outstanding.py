@@ -134,8 +134,8 @@ class Outstanding:
         return run.indexes[run.sent - 1] + 1 if run.sent > 0 else run.first_index
 
     def unsent(self, *, entries_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
-        """The first queued entries, each as prefix and data: at most `entries_max`, up to the entry
-        that reaches `bytes_max`. The first entry is returned even if it is larger."""
+        """The first queued entries, each as prefix and data: at most `entries_max`. The entry with
+        which their size reaches `bytes_max` is the last one, so at least one is returned."""
         run = self._queue[0]
         is_alone = len(self._queue) == 1 and run.sent == 0
         if is_alone and len(run.entries) <= entries_max and run.size < bytes_max:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from magnetar.metadata.policies import EffectivePolicies, SubscribeRate
 
 SUBSCRIBERS_MAX: Final = 10_000
-"""The limit of consumers of one topic whose rate of subscribing the topic remembers: 2 MB, and only
-with a policy for this rate. At the limit the topic forgets the consumer that subscribed longest
+"""A topic whose policies limit the rate of subscribing remembers the rates of at most this many
+consumers. They take 2 MB. At the limit the topic forgets the consumer that subscribed longest
 ago."""
 
 _Key = tuple[str, str, int]  # host of the client, name and id of the consumer

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PING_AFTER_S: Final = 1.0
-"""The silence in seconds before the client sends a PING. In this time, a quiet connection with
-subscribed consumers costs one PING and its answer."""
+"""The silence in seconds before the client sends a PING. A quiet connection with subscribed
+consumers costs one PING and its answer each time this silence has passed."""
 
 ASK_AFTER_S: Final = 2.0
 """The silence in seconds before the client asks another broker. The answer to a PING takes some

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -189,3 +191,38 @@ async def test_mark_in_an_empty_first_ledger_acknowledges_nothing() -> None:
         cursor = cursors.get("s")
         assert cursor is not None
         assert cursor.backlog_entries == 3
+
+
+@pytest.mark.real_loop
+async def test_a_long_replay_takes_several_steps_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, loop, step = ClusterState(), asyncio.get_running_loop(), 0
+    replayed: Counter[int] = Counter()
+    on_entry = CursorReplay.on_entry
+
+    def tick() -> None:
+        nonlocal step, ticking
+        step += 1
+        ticking = loop.call_soon(tick)
+
+    def counting(replay: CursorReplay, entry: bytes | memoryview) -> None:
+        replayed[step] += len(entry)
+        on_entry(replay, entry)
+
+    async with opened(world, close=False) as topic:
+        await topic.append_and_wait(*map(str, range(1_500)))
+        async with opened_cursors(topic.log, close=False) as cursors:
+            cursor = await cursors.ensure("s", EARLIEST)
+            for entry in reversed(range(0, 1_500, 2)):
+                cursor.acknowledge([topic.log.chain.at_rank(entry + 1)])
+                await cursor.flush()
+    monkeypatch.setattr(CursorReplay, "on_entry", counting)
+    ticking = loop.call_soon(tick)
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        ticking.cancel()
+        restored = cursors.get("s")
+        assert restored is not None
+        assert restored.backlog_entries == 750
+    assert sum(replayed.values()) > 24 << 10
+    assert max(replayed.values()) < 17 << 10

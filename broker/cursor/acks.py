@@ -29,7 +29,7 @@ from magnetar.broker.log.position import Position
 from magnetar.protos.entry import BATCH_MESSAGES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from magnetar.broker.log.chain import Chain
 
@@ -91,6 +91,18 @@ class AckState:
     def is_open(self, position: Position) -> bool:
         """Return whether `position` is an entry of the log that is not acknowledged."""
         return self._chain.is_entry(position) and not self.is_acked(position)
+
+    def open_entries(self, ledger: int, values: Mapping[int, int]) -> dict[int, int]:
+        """Return the items of `values`, keyed by entry, whose entries `is_open`."""
+        if ledger < self._ledger:
+            return {}
+        mark = self._entry if ledger == self._ledger else -1
+        end, bitmap = self._counts.get(ledger, 0), self._bitmaps.get(ledger)
+        return {
+            entry: value
+            for entry, value in values.items()
+            if mark < entry < end and (bitmap is None or entry not in bitmap)
+        }
 
     def remaining(self, position: Position) -> int | None:
         """Return the bits of the unacknowledged messages of a batch. None: it has no ack set."""

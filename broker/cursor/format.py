@@ -12,6 +12,7 @@ import sys
 from array import array
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import InvalidCursorRecord
@@ -102,7 +103,7 @@ class Redelivered:
 
     subscription: int
     ledger: int
-    counts: Sequence[tuple[int, int]]  # entry and count
+    counts: Mapping[int, int]  # keyed by entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,7 @@ def _batch(subscription: int, position: Position, remaining: int) -> bytes:
 def _redeliveries(subscription: int, counts: Mapping[int, Mapping[int, int]]) -> list[bytes]:
     records: list[bytes] = []
     for ledger, of_ledger in counts.items():
-        pairs = _numbers(number for pair in of_ledger.items() for number in pair)
+        pairs = _numbers(chain.from_iterable(of_ledger.items()))
         records += _number_records(Kind.REDELIVERIES, subscription, ledger, pairs)
     return records
 
@@ -311,7 +312,10 @@ def _read_record(kind: int, subscription: int, body: bytes) -> Record:
             return Batch(subscription, Position(ledger, entry), remaining)
         case Kind.REDELIVERIES:
             ledger, numbers = _read_numbers(body)
-            counts = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+            counts = dict(zip(numbers[::2], numbers[1::2], strict=True))
+            if 2 * len(counts) < len(numbers):
+                # The largest count of an entry is valid. No broker writes several in one record.
+                counts = dict(sorted(zip(numbers[::2], numbers[1::2], strict=True)))
             return Redelivered(subscription, ledger, counts)
         case Kind.PRODUCERS:
             through = Position(*_POSITION.unpack_from(body))

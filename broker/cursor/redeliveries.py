@@ -7,6 +7,7 @@ entry removes its count. Positions are kept as plain integers: see `dispatch/pos
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.log.position import Position
@@ -125,13 +126,13 @@ class Redeliveries:
             for ledger, entries in unstored.items()
         }
 
-    def restore(self, counts: Mapping[Position, int]) -> None:
-        """Set the counts that the previous owner has stored."""
-        for (ledger, entry), count in counts.items():
-            if self._size >= COUNTS_MAX:
-                return
-            self._counts.setdefault(ledger, {})[entry] = count
-            self._size += 1
+    def restore(self, counts: Mapping[int, Mapping[int, int]]) -> None:
+        """Set the counts that the previous owner has stored, by ledger and entry."""
+        for ledger, of_ledger in counts.items():
+            kept = dict(islice(of_ledger.items(), COUNTS_MAX - self._size))
+            if kept:
+                self._counts[ledger] = kept
+                self._size += len(kept)
 
     def check(self) -> None:
         assert self._size == sum(map(len, self._counts.values()))

@@ -25,7 +25,8 @@ class CursorReplay:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._states: dict[int, AckState] = {}
-        self._redeliveries: dict[int, dict[Position, int]] = {}
+        # Keyed by subscription, then by ledger and entry.
+        self._redeliveries: dict[int, dict[int, dict[int, int]]] = {}
         self._sequences: dict[int, SequenceState] = {}
 
     @property
@@ -43,14 +44,16 @@ class CursorReplay:
         """The state of a subscription whose inline snapshot was replayed."""
         return self._states[number]
 
-    def redeliveries(self, number: int) -> dict[Position, int]:
-        """The redelivery counts of the subscription's unacknowledged entries."""
+    def redeliveries(self, number: int) -> dict[int, dict[int, int]]:
+        """The redelivery counts of the subscription's unacknowledged entries, by ledger and
+        entry."""
         state = self._states[number]
-        return {
-            position: count
-            for position, count in self._redeliveries.get(number, {}).items()
-            if self._chain.is_entry(position) and not state.is_acked(position)
-        }
+        found: dict[int, dict[int, int]] = {}
+        for ledger, counts in self._redeliveries.get(number, {}).items():
+            left = state.open_entries(ledger, counts)
+            if left:
+                found[ledger] = left
+        return found
 
     def sequences(self, number: int) -> SequenceState:
         """Like `state`, for the producers' sequence ids."""
@@ -80,12 +83,19 @@ class CursorReplay:
             case records.Batch():
                 state.on_ack_batch_index(record.position, record.remaining)
             case records.Redelivered():
-                counts = self._redeliveries.setdefault(record.subscription, {})
-                for entry, count in record.counts:
-                    position = Position(record.ledger, entry)
-                    counts[position] = max(count, counts.get(position, 0))
+                self._on_redelivered(record)
             case _:
                 assert_never(record)
+
+    def _on_redelivered(self, record: records.Redelivered) -> None:
+        counts = self._redeliveries.setdefault(record.subscription, {}).setdefault(
+            record.ledger, {}
+        )
+        if counts.keys().isdisjoint(record.counts):
+            counts.update(record.counts)  # as usual; this takes a tenth of the time
+            return
+        for entry, count in record.counts.items():
+            counts[entry] = max(count, counts.get(entry, 0))
 
     def _on_ranges(self, state: AckState, record: records.Ranges) -> None:
         end = self._chain.counts.get(record.ledger, 0)

@@ -72,7 +72,7 @@ def test_no_more_entries_than_the_limit_have_a_count() -> None:
 
 def test_count_that_has_reached_its_limit_stays() -> None:
     held = Redeliveries(lambda: None)
-    held.restore({Position(1, 0): COUNT_MAX, Position(1, 1): 7})
+    held.restore({1: {0: COUNT_MAX, 1: 7}})
     held.count_again(1, [0, 1, 2])
     assert [held.get(Position(1, entry)) for entry in range(3)] == [COUNT_MAX, 8, 1]
 

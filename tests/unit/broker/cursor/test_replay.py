@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from array import array
 from collections import Counter
@@ -18,6 +19,7 @@ from support import wait_until
 from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.cursor import Cursor
+from magnetar.broker.cursor.redeliveries import COUNTS_MAX, Redeliveries
 from magnetar.broker.cursor.replay import CursorReplay, number_of
 from magnetar.broker.errors import InvalidCursorRecord
 from magnetar.broker.log.chain import Chain
@@ -191,6 +193,46 @@ async def test_mark_in_an_empty_first_ledger_acknowledges_nothing() -> None:
         cursor = cursors.get("s")
         assert cursor is not None
         assert cursor.backlog_entries == 3
+
+
+def test_replayed_counts_are_the_largest_ones_of_unacknowledged_entries() -> None:
+    chain = OnlyAChain().chain
+    replay = CursorReplay(chain)
+    replay.on_entry(stored.inline(stored.snapshot(1, AckState(chain, Position(1, 3)))))
+    twice = struct.pack("<BIIq6I", stored.Kind.REDELIVERIES, 1, 32, 1, 7, 5, 7, 9, 7, 2)
+    for ledger, counts in (
+        (1, {2: 1, 3: 1, 4: 1, 19: 3, 20: 1}),
+        (1, {4: 6, 5: 1, 19: 2}),
+        (2, {0: 4, 8: 1}),
+        (3, {99: 1}),
+        (9, {0: 1}),
+    ):
+        replay.on_entry(stored.inline(stored._redeliveries(1, {ledger: counts})))
+    replay.on_entry(stored.inline([twice]))
+    replay.on_entry(
+        stored.inline(stored.delta(1, mark=None, acked={2: array("I", [8])}, batches=()))
+    )
+    assert replay.redeliveries(1) == {1: {4: 6, 19: 3, 5: 1, 7: 9}, 2: {0: 4}}
+
+
+def test_the_most_redelivery_counts_are_restored_in_time() -> None:
+    chain = Chain(
+        TopicLedger(LedgerId(ledger), 0, entries=50_000, length=1, closed_ms=1)
+        for ledger in range(1, 9)
+    )
+    counts = {ledger: dict.fromkeys(range(50_000), 3) for ledger in range(1, 9)}
+    assert sum(map(len, counts.values())) == COUNTS_MAX
+    records = stored.snapshot(1, AckState(chain, Position(1, -1)), counts)
+    entries = [stored.inline(group) for group in stored.entries_of(records)]
+    began_s = time.process_time()
+    replay = CursorReplay(chain)
+    for entry in entries:
+        replay.on_entry(entry)
+    held = Redeliveries(lambda: None)
+    held.restore(replay.redeliveries(1))
+    assert time.process_time() - began_s < 0.5  # 0.15 s; with a position for each, 0.9 s
+    assert len(held) == COUNTS_MAX
+    held.check()
 
 
 @pytest.mark.real_loop

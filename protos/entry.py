@@ -172,7 +172,7 @@ def broker_metadata_prefixes(*, broker_timestamp_ms: int, indexes: Iterable[int]
     timestamp = _timestamp_field(broker_timestamp_ms)
     prefixes: list[bytes] = []
     head = high = b""
-    known = -1  # `head` and `high` are valid for indexes whose upper bits, index >> 7, are these
+    known = -1  # `head` and `high` are valid for each index with index >> 7 == known
     for index in indexes:
         if index >> 7 != known:
             known = index >> 7
@@ -220,7 +220,8 @@ def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
     """Check the CRC32C if there is one. Return the metadata, a copy of the entry from the metadata
     size to the end, and the offset of the payload in this copy.
 
-    Raises ChecksumMismatch, and raises MalformedEntry in the same cases as `parse_entry`.
+    Raises ChecksumMismatch and MalformedEntry. Unlike `parse_entry`, it does not check the number
+    of messages in a batch, the chunk and the encoding of texts.
     """
     head = _head(data)
     magic, expected, _ = head
@@ -337,7 +338,7 @@ def varints(numbers: Iterable[int]) -> list[bytes]:
     third of the time."""
     encoded: list[bytes] = []
     high = b""
-    known = 0  # `high` is valid for numbers whose upper bits, number >> 7, are these
+    known = 0  # `high` is valid for each number with number >> 7 == known
     for number in numbers:
         if number >> 7 != known:
             known = number >> 7
@@ -349,8 +350,8 @@ def varints(numbers: Iterable[int]) -> list[bytes]:
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """Return the number at offset `at`, and the offset after it. Raises IndexError if the data end
-    within the number, and ValueError if the number has more than 70 bits. The caller must refuse a
-    number of more than 64 bits."""
+    within the number, and ValueError if the number has more than ten bytes. Ten bytes can hold 70
+    bits, so the caller must refuse a number of more than 64 bits."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -492,7 +493,7 @@ def _view_of(data: bytes | memoryview, metadata: pb.MessageMetadata, payload_at:
 
 
 def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
-    """Parse plain metadata: it holds a key at most, and the fields that clients always write.
+    """Parse plain metadata: it holds the fields that clients always write, and perhaps a key.
 
     The function does not use protobuf and takes a third of the time. `plain_key` and `plain_rest`
     name the fields. None: the entry has other metadata or no checksum, or is malformed.

@@ -5,7 +5,8 @@ reason. Any other status is a failure of this program, and says nothing about th
 
     whole STORE SEQUENCE   check that STORE lacks no operation up to SEQUENCE: open it without
                            writing to it, then again with a replay of its log
-    salvage VIEW           open everything that can be read of a damaged store (former.py)
+    salvage VIEW           VIEW is a directory of links to the files of a damaged store (former.py):
+                           open everything that can be read of the store
     means                  open no store; check that a process gets the resources to open one
 
 It is a separate process because RocksDB may hang or crash on damaged files while it holds the

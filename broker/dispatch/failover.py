@@ -13,8 +13,8 @@ The next active consumer starts at the first unacknowledged entry. So a drain th
 redelivers nothing. After `delay_s`, the next consumer gets entries that the former consumer may
 still process. The subscription accepts acknowledgements of the former consumer at any time.
 
-The subscription tells each consumer whether it is active when the consumer joins, and at each
-change. It tells a draining consumer at the end of the drain.
+When a consumer joins, the subscription tells it whether it is active, and later tells it each
+change. A draining consumer is told at the end of the drain.
 
 Invariants (see `check`):
     1. There is an active consumer as long as a consumer is connected.
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 
 LEAVING_S: Final = 60.0
-"""The time for a leaving active consumer to acknowledge its entries. A client closes earlier."""
+"""The time for a leaving active consumer to acknowledge its entries. It is longer than the default
+operation timeout (30 s), after which the client closes the consumer."""
 
 
 class Failover(SingleActive):
@@ -56,8 +57,9 @@ class Failover(SingleActive):
         self._drained_at: float | None = None  # the end of the drain; None: no consumer drains
 
     def resume(self, former: Failover, present: Container[Consumer], now: float) -> list[Action]:
-        """Take over the consumers of a former dispatcher that are `present`, in one call: there may
-        be 50,000. They stand by, and know it. One of them becomes active."""
+        """Take over the consumers of a former dispatcher, except those that are not `present`. One
+        call takes over all of them, because there may be 50,000. The subscription has already told
+        these consumers that they are not active. One of them becomes active."""
         self._candidates = former._candidates
         for consumer in [it for it in self._candidates if it not in present]:
             self._candidates.remove(consumer)

@@ -1,8 +1,9 @@
 """A non-persistent topic: it sends messages to the connected consumers and does not store them.
 
-A publish passes the stages and is delivered in the step in which it is read. The producer gets its
-receipt even if no consumer gets the message. A subscription drops and counts a message that it
-cannot deliver (no consumer, no permits, a connection that is not writable).
+The session reads a publish. In the same step of the event loop, the publish passes the stages
+(pipeline.py), and the topic delivers it. The producer gets its receipt even if no consumer gets the
+message. A subscription drops and counts a message that it cannot deliver (no consumer, no permits,
+a connection that is not writable).
 
 The topic has no record and no task. When no client has used the topic for IDLE_S, it calls
 `on_idle`, and the broker closes it. Its durable subscriptions, which hold no messages, end with it.
@@ -329,7 +330,7 @@ class NonPersistentTopic:
                 clients, lambda client: client.evict(reason), slice_items=CLOSED_PER_TURN
             )
         finally:
-            for client in clients:  # the close was cancelled
+            for client in clients:  # some are still connected if the close was cancelled
                 client.evict(reason)
 
     def _maybe_idle(self) -> None:

@@ -906,7 +906,7 @@ class PersistentTopic:
             _log.warning("topic not closed cleanly", topic=str(self.name), error=repr(error))
             await self._disconnector.run(self._stopped_clients(), evict)
         finally:
-            self._disconnect(reason)  # the close was cancelled
+            self._disconnect(reason)  # clients are still connected if the close was cancelled
             self.trimmer.end()
             self.cursors.abandon()
             self.delayed.abandon()

@@ -84,4 +84,4 @@ def _write_options(options: ReadOptions) -> WriteOptions:
 
 
 async def _never(topic: str) -> Policies:
-    raise AssertionError("at least once needs no policies")
+    raise AssertionError("the guarantee at-least-once needs no policies")

@@ -77,8 +77,7 @@ class Pushed:
         found = self._of("__publishTime")
         if not found:
             return None
-        ranges = [tuple(None if it is None else _us(it) for it in _range(one)) for one in found]
-        first, last = _bounds([(it[0], it[1]) for it in ranges])
+        first, last = _bounds([_range(one) for one in found])
         # Rounded outwards: rows are compared exactly later.
         return (0 if first is None else first // 1_000), (
             1 << 63 if last is None else -(-last // 1_000)
@@ -149,27 +148,30 @@ def _holds(one: Filter, value: Any) -> bool:
     raise AssertionError(one)
 
 
-def _range(one: Filter) -> tuple[Any, Any]:
-    """The least and the greatest value that meet a condition. None: there is no limit."""
+def _range(one: Filter) -> tuple[int | None, int | None]:
+    """The least and the greatest number that meet a condition. None: there is no limit. A time is a
+    number of microseconds: there may be no datetime beyond a limit."""
     match one:
         case EqualTo(_, wanted):
-            return wanted, wanted
+            return _number(wanted), _number(wanted)
         case In(_, values):
-            return min(_plain(values)), max(_plain(values))
+            numbers = [_number(it) for it in _plain(values)]
+            return min(numbers), max(numbers)
         case LessThan(_, wanted):
-            return None, wanted - _step(wanted)
+            return None, _number(wanted) - 1
         case LessThanOrEqual(_, wanted):
-            return None, wanted
+            return None, _number(wanted)
         case GreaterThan(_, wanted):
-            return wanted + _step(wanted), None
+            return _number(wanted) + 1, None
         case GreaterThanOrEqual(_, wanted):
-            return wanted, None
+            return _number(wanted), None
     raise AssertionError(one)
 
 
-def _step(value: Any) -> Any:
-    """The difference between a value and the next one."""
-    return timedelta(microseconds=1) if isinstance(value, datetime) else 1
+def _number(value: int | datetime) -> int:
+    if isinstance(value, datetime):
+        return (value - _EPOCH) // timedelta(microseconds=1)
+    return value
 
 
 def _bounds(ranges: Sequence[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
@@ -177,7 +179,3 @@ def _bounds(ranges: Sequence[tuple[int | None, int | None]]) -> tuple[int | None
     firsts = [first for first, _ in ranges if first is not None]
     lasts = [last for _, last in ranges if last is not None]
     return max(firsts, default=None), min(lasts, default=None)
-
-
-def _us(time: datetime) -> int:
-    return (time - _EPOCH) // timedelta(microseconds=1)

@@ -26,6 +26,7 @@ from magnetar.spark.source.filters import Pushed, pushed
 INDEX, PARTITION, TOPIC = ("__index",), ("__partition",), ("__topic",)
 PUBLISHED, EVENT, KEY = ("__publishTime",), ("__eventTime",), ("__key",)
 NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
+FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 comparisons = st.one_of(
     st.builds(
@@ -113,6 +114,8 @@ def test_topics_and_partitions_are_kept_if_a_row_of_them_can_meet_the_filters() 
             ],
             (1_357_041_600_000, 1_357_041_601_000),
         ),
+        ([GreaterThan(PUBLISHED, LAST)], (253_402_300_800_000, 1 << 63)),
+        ([LessThan(PUBLISHED, FIRST)], (0, -62_135_596_800_000)),
     ],
 )
 def test_publish_times_of_entries_have_bounds(

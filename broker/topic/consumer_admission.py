@@ -103,12 +103,13 @@ class ConsumerAdmission:
         policies: EffectivePolicies,
     ) -> None:
         """Raise ConsumerBusy unless one more consumer may join."""
-        limit = policies.consumers_per_subscription_max
-        if limit and len(subscription.consumers) >= limit:
-            raise ConsumerBusy(subscription.name, f"it has {limit} consumers, as many as allowed")
+        limit, count = policies.consumers_per_subscription_max, len(subscription.consumers)
+        if limit and count >= limit:
+            why = f"it has {count} consumers, and the policies allow {limit}"
+            raise ConsumerBusy(subscription.name, why)
         limit = policies.consumers_max
-        if limit and sum(len(each.consumers) for each in present) >= limit:
-            why = f"its topic has {limit} consumers, as many as allowed"
+        if limit and (count := sum(len(each.consumers) for each in present)) >= limit:
+            why = f"its topic has {count} consumers, and the policies allow {limit}"
             raise ConsumerBusy(subscription.name, why)
 
     def require_new(self, name: str, present: int, policies: EffectivePolicies) -> None:
@@ -117,7 +118,7 @@ class ConsumerAdmission:
         if limit and present >= limit:
             raise NotAllowed(
                 f"subscription {name!r}",
-                f"{self._topic} has {limit} subscriptions, as many as allowed",
+                f"{self._topic} has {present} subscriptions, and the policies allow {limit}",
             )
 
     def require_auto_creation(self, request: SubscribeRequest, policies: EffectivePolicies) -> None:

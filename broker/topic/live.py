@@ -149,9 +149,9 @@ class NonPersistentTopic:
             if await namesake.events.probe():
                 raise ProducerBusy(str(self.name), request.name, "the name is in use")
             namesake.evict(CloseReason.REPLACED)
-        limit = self._policies.effective.producers_max
-        if limit and len(self.producers) >= limit:
-            why = f"the topic has {limit} producers, as many as max_producers_per_topic allows"
+        limit, count = self._policies.effective.producers_max, len(self.producers)
+        if limit and count >= limit:
+            why = f"the topic has {count} producers, and max_producers_per_topic allows {limit}"
             raise ProducerBusy(str(self.name), request.name, why)
         handle = LiveProducer(
             request,

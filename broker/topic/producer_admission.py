@@ -239,8 +239,9 @@ class ProducerAdmission:
 
     def _require_room(self, request: ProducerRequest) -> None:
         limit = self._policies.effective.producers_max
-        if limit and len(self.connected) + len(self.waiting) >= limit:
-            why = f"the topic has {limit} producers, as many as max_producers_per_topic allows"
+        count = len(self.connected) + len(self.waiting)
+        if limit and count >= limit:
+            why = f"the topic has {count} producers, and max_producers_per_topic allows {limit}"
             raise ProducerBusy(self._topic, request.name, why)
 
     async def _fence_all(self, by: str) -> None:

@@ -78,7 +78,7 @@ async def test_subscriptions_of_a_topic_are_limited_also_for_concurrent_requests
                 group.create_task(create(f"s{number}"))
         assert outcomes.count(pb.NotAllowedError) == 3
         assert len(it.topic.subscriptions) == 3
-        with pytest.raises(NotAllowed, match="has 3 subscriptions, as many as allowed"):
+        with pytest.raises(NotAllowed, match="has 3 subscriptions, and the policies allow 3"):
             await it.subscribe("reader", durable=False)
         await it.subscribe(next(iter(it.topic.subscriptions)))
 

@@ -84,7 +84,7 @@ from magnetar.broker.dispatch.draining import DrainingHashes
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.key_shared_policy import KeySharedMode, KeySharedPolicy
 from magnetar.broker.dispatch.keyed_replay import KeyedReplay
-from magnetar.broker.dispatch.permits import Consumer, holders, unacked_by_subscription
+from magnetar.broker.dispatch.permits import Consumer, explain_all, holders, unacked_by_subscription
 from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
 from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
@@ -422,7 +422,7 @@ class KeyShared:
         if not self._consumers:
             none = Reason(Why.NO_CONSUMERS, "no consumer is connected")
             return [none, *self._explain_departed(now), *self._delays.explain(now)]
-        reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
+        reasons = explain_all(self._consumers)
         if self._reading is not None:
             what = "new entries" if isinstance(self._reading, Read) else "waiting entries"
             reasons.append(Reason(Why.READING, f"the broker is reading {what}"))

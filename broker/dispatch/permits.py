@@ -3,6 +3,7 @@ connection."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 
+
+CONSUMERS_EXPLAINED_MAX: Final = 1_000
+"""The consumers whose reasons `explain_all` names, at 2.5 us each. It counts the others."""
 
 UNLIMITED: Final = 1 << 62
 """A limit of unacknowledged messages that no consumer reaches."""
@@ -152,11 +156,39 @@ class Consumer:
             reasons.append(Reason(Why.NOT_WRITABLE, detail, self.name))
         return reasons
 
+    def obstacles(self) -> Iterator[Why]:
+        """The kinds of the reasons of `explain`."""
+        if self.leaving:
+            yield Why.LEAVING
+        if self.permits <= 0:
+            yield Why.NO_PERMITS
+        if self.blocked:
+            yield Why.UNACKED_BY_CONSUMER
+        if not self.writable():
+            yield Why.NOT_WRITABLE
+
     def check(self) -> None:
         """Assert the invariants of the docstring."""
         assert self.unacked == self.pending.total()
         assert not self.blocked or self.unacked > self.limits.unacked_per_consumer // 2
         assert self.blocked or self.unacked < self.limits.unacked_per_consumer
+
+
+def explain_all(consumers: Iterable[Consumer]) -> list[Reason]:
+    """The reasons why consumers are not available, for CONSUMERS_EXPLAINED_MAX of them, and the
+    numbers of other consumers that have reasons of a kind. []: all consumers are available."""
+    reasons: list[Reason] = []
+    more = Counter[Why]()
+    for number, consumer in enumerate(consumers):
+        if number < CONSUMERS_EXPLAINED_MAX:
+            reasons += consumer.explain()
+        else:
+            for why in consumer.obstacles():
+                more[why] += 1
+    for why, count in more.items():
+        detail = f"{count} more consumers have a reason of this kind"
+        reasons.append(Reason(why, detail, facts={"consumers": count}))
+    return reasons
 
 
 def holders(

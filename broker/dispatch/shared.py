@@ -40,7 +40,7 @@ from magnetar.broker.dispatch.acks import unacked_messages
 from magnetar.broker.dispatch.chunks import ChunkRoutes
 from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.explain import Reason, Why
-from magnetar.broker.dispatch.permits import holders, unacked_by_subscription
+from magnetar.broker.dispatch.permits import explain_all, holders, unacked_by_subscription
 from magnetar.broker.dispatch.positions import ReplaySet
 from magnetar.broker.dispatch.rotation import Rotation
 
@@ -242,7 +242,7 @@ class Shared:
         if not self._consumers:
             none = Reason(Why.NO_CONSUMERS, "no consumer is connected")
             return [none, *self._delays.explain(now)]
-        reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
+        reasons = explain_all(self._consumers)
         if self._reading is not None:
             what = "new entries" if isinstance(self._reading, Read) else "entries to redeliver"
             reasons.append(Reason(Why.READING, f"the broker is reading {what}"))

@@ -5,7 +5,13 @@ from fakes.dispatch_rig import DispatcherRig
 
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.key_shared import KeyShared
-from magnetar.broker.dispatch.permits import Consumer, Limits, holders
+from magnetar.broker.dispatch.permits import (
+    CONSUMERS_EXPLAINED_MAX,
+    Consumer,
+    Limits,
+    explain_all,
+    holders,
+)
 from magnetar.broker.dispatch.shared import Shared
 from magnetar.broker.log.position import Position
 
@@ -45,6 +51,34 @@ def test_messages_per_entry_follows_deliveries() -> None:
         it.on_given(2, 20)
     assert round(it.messages_per_entry) == 10
     assert it.permits == -2_000
+
+
+def test_the_reasons_of_many_consumers_are_counted() -> None:
+    writable, number = [False], CONSUMERS_EXPLAINED_MAX + 30
+    group = [Consumer(f"c{n}", 0, lambda: writable[0], Limits()) for n in range(number)]
+    assert [(it.why, it.consumer) for it in explain_all(group[:2])] == [
+        (Why.NO_PERMITS, "c0"),
+        (Why.NOT_WRITABLE, "c0"),
+        (Why.NO_PERMITS, "c1"),
+        (Why.NOT_WRITABLE, "c1"),
+    ]
+    for consumer in group[-20:]:
+        consumer.permits = 1
+        consumer.leaving = consumer.blocked = consumer is group[-1]
+    *named, no_permits, not_writable, leaving, blocked = explain_all(group)
+    assert {it.consumer for it in named} == {f"c{n}" for n in range(CONSUMERS_EXPLAINED_MAX)}
+    assert [(it.why, it.facts) for it in (no_permits, not_writable, leaving, blocked)] == [
+        (Why.NO_PERMITS, {"consumers": 10}),
+        (Why.NOT_WRITABLE, {"consumers": 30}),
+        (Why.LEAVING, {"consumers": 1}),
+        (Why.UNACKED_BY_CONSUMER, {"consumers": 1}),
+    ]
+    for consumer in group:
+        assert list(consumer.obstacles()) == [it.why for it in consumer.explain()]
+        consumer.permits = 1
+        consumer.leaving = consumer.blocked = False
+    writable[0] = True
+    assert explain_all(group) == []
 
 
 class Visited(Consumer):

@@ -127,7 +127,7 @@ class StreamDriver:
             self._add_unknown(offsets.places)
             begins = self._begins_now(offsets.places)
             if begins:
-                self._hold(begins)
+                begins = self._held_of(begins, offsets.places)
         starts = {
             topic: begins.get(topic) or offsets.places[topic]
             for topic, state in self._states.items()
@@ -314,6 +314,22 @@ class StreamDriver:
                 self._lose(topic, loss.what)
                 begins[topic] = loss.next
         return begins
+
+    def _held_of(
+        self, begins: Mapping[str, Place], places: Mapping[str, Place]
+    ) -> dict[str, Place]:
+        """Hold these places. Leave out new topics whose owner was lost: the query does not read a
+        topic before the subscription keeps its messages. The next call of `latest` tries again.
+        AvailableNow leaves out no topic, because it ends when there is no batch."""
+        self._hold(begins)
+        return {
+            it: place
+            for it, place in begins.items()
+            if it in places
+            or not self._options.subscription
+            or self._frozen
+            or place in (self._held.get(it), self._not_held.get(it))
+        }
 
     def _lose(self, topic: str, what: str) -> None:
         if self._options.fail_on_data_loss:

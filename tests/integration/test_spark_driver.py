@@ -46,6 +46,7 @@ from magnetar.spark.errors import (
     WriteRefused,
 )
 from magnetar.spark.offsets import parse_offsets
+from magnetar.spark.range_client import BrokerLost
 from magnetar.spark.source.datasource import MagnetarDataSource, TopicScan
 from magnetar.spark.source.driver import StreamDriver, plan_frame
 from magnetar.spark.source.filters import pushed
@@ -354,6 +355,30 @@ def test_partitions_that_were_added_while_a_query_was_down_are_read_and_held(
     for partition in range(3):
         held = opened(service, f"{topic}-partition-{partition}").subscriptions["held"].cursor
         assert held.backlog_entries == 0
+
+
+def test_a_new_topic_is_read_when_the_subscription_exists(
+    service: Service, client: magnetar.Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of the new topic does not answer at first."""
+    publish(client, f"{topic}-a", 2)
+    given = {"topicsPattern": f"{short(topic)}-.", "startingOffsets": "earliest"}
+    query = Query(service, **given, subscription="held")
+    assert query.indexes() == {f"{short(topic)}-a": (0, 2)}
+    publish(client, f"{topic}-b", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            query.driver._view,
+            "hold_once",
+            lambda _, places: dict.fromkeys(places, BrokerLost("the broker restarts")),
+        )
+        for _ in range(20):
+            assert query.indexes() == {}
+            time.sleep(0.005)
+    found: dict[str, tuple[int, int]] = {}
+    wait_for(lambda: found.update(query.indexes()) or found)
+    assert found == {f"{short(topic)}-b": (0, 3)}
+    assert opened(service, f"{topic}-b").subscriptions["held"].cursor.backlog_entries == 3
 
 
 def test_a_query_without_a_subscription_creates_none(

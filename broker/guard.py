@@ -33,6 +33,8 @@ PAUSE_S_FIRST: Final = 30.0
 """The first quarantine. Apache's clients return within a minute after its end: that is the longest
 time that they wait between two attempts."""
 PAUSE_S_MAX: Final = 600.0
+PAUSES_MAX: Final = 10
+"""The number up to which the quarantines of a topic are counted. By then they take PAUSE_S_MAX."""
 FORGET_S: Final = 3600.0
 """After this time without a failure, the earlier failures of a topic are forgotten."""
 TOPICS_MAX: Final = 10_000
@@ -111,7 +113,7 @@ class _Record:
     """The failures of one topic."""
 
     failures: deque[_Failure] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
-    pauses: int = 0  # the number of pauses so far
+    pauses: int = 0  # the number of pauses so far, up to PAUSES_MAX
     until: float = float("-inf")  # the end of the last pause
 
     @property
@@ -134,7 +136,7 @@ class Quarantine:
         failures.append(_Failure(now, reason))
         if len(failures) == FAILURES_MAX and now - failures[0].time <= WINDOW_S:
             record.until = now + min(PAUSE_S_FIRST * 2**record.pauses, PAUSE_S_MAX)
-            record.pauses += 1
+            record.pauses = min(record.pauses + 1, PAUSES_MAX)
             record.failures = deque([record.last], maxlen=FAILURES_MAX)
         if len(self._records) > TOPICS_MAX:
             del self._records[next(iter(self._records))]

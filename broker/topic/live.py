@@ -26,7 +26,7 @@ from magnetar.broker.errors import (
     TopicClosing,
 )
 from magnetar.broker.topic.consumer_admission import ConsumerAdmission, require_name
-from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
+from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.broker.topic.description import describe_all
 from magnetar.broker.topic.live_producer import LiveProducer
 from magnetar.broker.topic.live_subscription import LiveSubscription
@@ -67,8 +67,6 @@ this time finds its subscription's counters."""
 CLOSED_PER_TURN: Final = 20
 """The number of clients that a closing topic disconnects in one turn of the loop. A Key_Shared
 consumer takes up to 0.5 ms."""
-
-TYPES: Final = tuple(SubscriptionType)
 
 
 class NonPersistentTopic:
@@ -192,9 +190,6 @@ class NonPersistentTopic:
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
         """Admit a consumer. Creates the subscription if it does not exist. Raises
         ConsumerBusy, NotAllowed, TopicClosing, PoliciesUnavailable."""
-        what = f"subscription type {request.type.title}"
-        if request.type not in TYPES:
-            raise NotAllowed(what, "it is not supported yet")
         require_name(request.subscription)
         admission, policies = self._admission, self._policies.effective
         admission.require_rate(request, policies, self._loop.time())
@@ -202,18 +197,22 @@ class NonPersistentTopic:
         while True:
             self._require_open()
             name = request.subscription
-            if name not in self.subscriptions:
+            is_new = name not in self.subscriptions
+            if is_new:
                 admission.require_new(name, len(self.subscriptions), policies)
                 self._add(name, durable=request.durable, properties=request.subscription_properties)
             subscription = self.subscriptions[name]
-            admission.require_room(subscription, self.subscriptions.values(), policies)
             try:
+                admission.require_room(subscription, self.subscriptions.values(), policies)
                 handle = subscription.attach(request, events, connected_since=self._time_stamp())
             except ConsumerRefused as refused:
                 await subscription.evict_dead(refused)
             else:
                 self._maybe_idle()
                 return handle
+            finally:
+                if is_new and not subscription.durable and not subscription.consumers:
+                    self._forget(subscription)
 
     async def ensure_subscription(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None

@@ -501,19 +501,23 @@ class PersistentTopic:
         admission, policies = self._consumer_admission, self.policies.effective
         admission.require_rate(request, policies, asyncio.get_running_loop().time())
         admission.require_type(request, policies)
+        is_new = False  # True: this call has created the non-durable subscription
         while True:
             self._require_open()
             self._idle_since = None
             subscription = self._subscriptions.get((request.subscription, request.durable))
             if subscription is None:
                 admission.require_auto_creation(request, policies)
-                await self._create_subscription(request)
+                is_new = await self._create_subscription(request)
                 continue
-            admission.require_room(subscription, self._subscriptions.values(), policies)
             try:
+                admission.require_room(subscription, self._subscriptions.values(), policies)
                 return subscription.attach(request, events, connected_since=self._time_stamp())
             except ConsumerRefused as refused:
                 await subscription.evict_dead(refused)
+            finally:
+                if is_new and not subscription.consumers:
+                    self._forget_subscription(subscription)
 
     async def ensure_subscription(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
@@ -556,7 +560,9 @@ class PersistentTopic:
         does."""
         return await subscription.expire_through(position, now_ms=self._clock.now_ms())
 
-    async def _create_subscription(self, request: SubscribeRequest) -> None:
+    async def _create_subscription(self, request: SubscribeRequest) -> bool:
+        """Create a subscription if there is none. Returns True if this call has created a
+        non-durable one, which must not stay without a consumer."""
         name = request.subscription
         start = await self._start_of(request)
         if request.durable:
@@ -565,6 +571,8 @@ class PersistentTopic:
             self._require_open()
             self._require_new((name, False))
             self._add_subscription(self.cursors.open_non_durable(name, start))
+            return True
+        return False
 
     async def _start_of(self, request: SubscribeRequest) -> Position:
         """Return the position of the first entry of a new subscription. A non-durable subscription

@@ -54,6 +54,9 @@ async def test_consumers_of_a_subscription_and_of_a_topic_are_limited() -> None:
         await it.subscribe("b")
         with pytest.raises(ConsumerBusy, match="'c': its topic has 3 consumers"):
             await it.subscribe("c")
+        with pytest.raises(ConsumerBusy, match="'r': its topic has 3 consumers"):
+            await it.subscribe("r", durable=False)
+        assert sorted(it.topic.subscriptions) == ["a", "b", "c"], "a refused reader left nothing"
         await first.close()
         await it.subscribe("c")
         policies.set(consumers_max=0, consumers_per_subscription_max=0)

@@ -350,6 +350,9 @@ async def test_the_limits_of_the_policies_count() -> None:
     with pytest.raises(NotAllowed, match="allow only Exclusive, Shared"):
         await world.consume("s", FAILOVER)
     world.policies.set(subscriptions_max=0)
+    with pytest.raises(ConsumerBusy, match="'r': its topic has 3 consumers"):
+        await world.consume("r", durable=False)
+    assert sorted(world.topic.subscriptions) == ["s", "t"]
     await world.topic.ensure_subscription("u", EARLIEST)
     await world.topic.close()
     world.policies.set(subscriptions_max=1)  # a closed topic is not called

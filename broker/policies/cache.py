@@ -59,9 +59,9 @@ CREATE_TIMEOUT_S: Final = 5.0
 """The time limit in seconds for creating the record of a tenant or namespace. The request that
 needs the record has a deadline of its own."""
 
-NOTIFY_BATCH: Final = 256
-"""The maximum number of callbacks in one step of the event loop. Ten thousand callbacks in one step
-would block the loop for too long."""
+NOTIFY_BATCH: Final = 32
+"""The maximum number of callbacks in one step of the event loop. The callback of a topic takes
+30 us, and 7 us more for each subscription: 25 ms for 32 topics with 100 subscriptions each."""
 
 log = get_logger(__name__)
 

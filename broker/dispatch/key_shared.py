@@ -328,7 +328,10 @@ class KeyShared:
                 if self._draining:
                     counts.update(map(slots[ledger].__getitem__, entries))
             self._unblock(self._draining.on_gone_all(counts, consumer), now)
-        self._take_off(Counter(chain.from_iterable(it.values() for it in slots.values())))
+        if self.slots:
+            self._take_off(Counter(chain.from_iterable(it.values() for it in slots.values())))
+        else:  # nothing is pending: counting 200,000 entries would take 25 ms
+            self._per_slot.clear()
         self._queue_in_parts(self._replay.expire(position), now)
         self._chunks.on_gone_through(position)
         if self._withheld:

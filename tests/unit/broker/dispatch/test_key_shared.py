@@ -430,6 +430,30 @@ def test_expired_entries_do_not_wait_any_more() -> None:
     assert sorted(first.inbox[50:]) == [entry.position for entry in it.log[35:]]
 
 
+@pytest.mark.parametrize(("through", "counted"), [(19, 0), (9, 1)])
+def test_an_expiry_of_all_pending_entries_counts_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, through: int, counted: int
+) -> None:
+    it, calls, original = world(), 0, KeyShared._take_off
+
+    def take_off(machine: KeyShared, counts: dict[int, int]) -> None:
+        nonlocal calls
+        calls += 1
+        original(machine, counts)
+
+    monkeypatch.setattr(KeyShared, "_take_off", take_off)
+    member = it.join()
+    it.flow(member, 100)
+    for number in range(20):
+        it.append(key=f"key-{number % 3}")
+    it.settle()
+    assert len(member.machine.pending) == 20
+    it.skip_through(Position(0, through))
+    it.machine.check()
+    assert len(member.machine.pending) == 19 - through
+    assert calls == counted
+
+
 def test_expired_entries_are_removed_in_parts() -> None:
     """200,000 entries may wait after four consumers have left: they took 72 ms of one step."""
     it = world(settings=KeySharedSettings(part_entries=10))

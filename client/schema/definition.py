@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _OWN = ("_default", "_required", "_required_default")
+_PARAMETERS = ("self", "default", "required_default", "required")  # of the constructor of Record
 """The attributes of a record that are not fields."""
 
 
@@ -405,8 +406,25 @@ def _made(kind: Any, value: Any) -> Any:
 
 def _record(kind: Record, value: dict[str, Any]) -> Record:
     made = copy.copy(kind)
-    made.__init__(**value)  # type: ignore[misc]
+    made.__init__(**arguments_of(type(kind), value))  # type: ignore[misc]
+    set_others(made, value)
     return made
+
+
+def arguments_of(cls: type[Record], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of fields that the constructor takes as keyword arguments."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name in cls._fields and name not in _PARAMETERS
+    }
+
+
+def set_others(record: Record, values: dict[str, Any]) -> None:
+    """Set the fields that have the name of one of the constructor's own parameters."""
+    for name in _PARAMETERS:
+        if name in record._fields and name in values:
+            setattr(record, name, _made(record._fields[name], values[name]))
 
 
 def _part(kind: Any) -> Any:

@@ -9,7 +9,7 @@ import typing
 from enum import Enum
 from typing import Any, Final, Union, get_args, get_origin
 
-from magnetar.client.schema.definition import Record
+from magnetar.client.schema.definition import Record, arguments_of, set_others
 
 _PRIMITIVES: Final[dict[Any, str]] = {
     bool: "boolean",
@@ -77,7 +77,10 @@ def made(cls: Any, tree: Any) -> Any:
 
 def _made(cls: Any, tree: Any) -> Any:
     if issubclass(cls, Record):
-        return cls(**tree)
+        _require(tree, dict)
+        record = cls(**arguments_of(cls, tree))
+        set_others(record, tree)
+        return record
     if is_model(cls):
         return cls.model_validate(tree)
     _require(tree, dict)

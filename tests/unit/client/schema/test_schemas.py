@@ -535,3 +535,32 @@ def test_a_writer_in_a_namespace_may_use_full_names(name: str) -> None:
 def test_a_writers_definition_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         ours.AvroSchema(Node).decoder_of(ours.SchemaInfo(ours.SchemaType.AVRO, "", text))
+
+
+class Within(ours.Record):
+    default = ours.String()
+
+
+class Named(ours.Record):
+    """Its fields have the names of parameters of the constructor."""
+
+    required = ours.Boolean()
+    inner = Within()
+    a = ours.String()
+
+
+@pytest.mark.parametrize("kind", [ours.JsonSchema, ours.AvroSchema])
+def test_fields_with_the_names_of_parameters_of_a_record_are_decoded(kind: Any) -> None:
+    value = Named(a="x")
+    value.required = True
+    value.inner = Within()
+    value.inner.default = "y"
+    schema = kind(Named)
+    found = schema.decode(schema.encode(value))
+    assert (found.required, found.inner.default, found.a) == (True, "y", "x")
+
+
+def test_json_ignores_unknown_keys_with_the_names_of_parameters() -> None:
+    text = b'{"self": 1, "default": 2, "required_default": 3, "inner": {"self": 4}, "a": "x"}'
+    found = ours.JsonSchema(Named).decode(text)
+    assert (found.a, found.required, found.inner.default) == ("x", False, None)

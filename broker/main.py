@@ -319,9 +319,10 @@ class BrokerProcess:
             await broker.started.wait()
             service.serve(endpoint)
             await pulsar.start(pulsar_socket, group)
-            group.create_task(self._announce())
+            announcing = group.create_task(self._announce())
             collecting = group.create_task(collect_when_due(lambda: _garbage_of(broker, endpoint)))
             await serving
+            announcing.cancel()  # the broker may not be registered yet
             collecting.cancel()
             self._stopping = True
             await service.close_sessions()

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, NoReturn
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.broker.config import BrokerConfig
 from magnetar.broker.main import BrokerProcess
+from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore, MemoryTree
+from magnetar.metadata.model import BrokerId, BrokerRegistration
 
 if TYPE_CHECKING:
     from magnetar.metadata.model import Member
@@ -60,4 +63,20 @@ async def test_health_says_unregistered_while_the_session_is_suspended_or_lost()
             store.reconnect()
             while await health() != (200, "serving"):
                 pass  # the broker registers again by itself
+        stop.set()
+
+
+@pytest.mark.real_loop
+async def test_a_broker_that_waits_for_its_registration_can_be_stopped() -> None:
+    tree, stop = MemoryTree(), asyncio.Event()
+    former = BrokerRegistration(BrokerId("broker-1"), "f" * 32, "grpc://former:1", "", "")
+    path = paths.broker_available(former.broker)
+    await MemoryStore(tree).create_ephemeral(path, codec.encode_broker_registration(former))
+    broker = broker_on(MemoryStore(tree))
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(broker.run(stop))
+        await wait_until(lambda: hasattr(broker, "registration"))
+        async with httpx.AsyncClient() as client:
+            url = f"{broker.registration.http_url}/health"
+            assert (await client.get(url)).json()["state"] == "starting"
         stop.set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import TooManyRequests
@@ -67,7 +67,8 @@ class TopicLoads:
             if turn.done() and not turn.cancelled():
                 self._leave()  # the place was passed on to a load that does not begin
             else:
-                self._waiting.remove(turn)
+                with suppress(ValueError):  # `_leave` has dropped the cancelled turn already
+                    self._waiting.remove(turn)
             raise
 
     def _leave(self) -> None:

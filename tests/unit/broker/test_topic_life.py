@@ -527,6 +527,22 @@ async def test_a_load_that_was_cancelled_while_it_waited_passes_its_turn_on() ->
     assert (loads.running, loads.waiting) == (0, 0)
 
 
+async def test_loads_that_are_cancelled_together_end_as_cancelled() -> None:
+    loads = TopicLoads(loads_max=1, timeout_s=60.0)
+
+    async def load() -> None:
+        async with loads.slot("t"):
+            await asyncio.sleep(1)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(load()) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        for task in tasks[:3]:  # the first one runs, the others wait
+            task.cancel()
+    assert [task.cancelled() for task in tasks] == [True, True, True, False]
+    assert (loads.running, loads.waiting) == (0, 0)
+
+
 async def test_a_load_that_takes_too_long_ends_and_the_next_one_succeeds() -> None:
     async with place(life=LifeConfig(load_timeout_s=5.0)) as here:
         client = await here.client()

@@ -25,6 +25,7 @@ from magnetar.broker.catalog.watching import WatchedLists
 from magnetar.broker.chores import Chore, Chores
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
 from magnetar.broker.errors import (
+    BundleUnavailable,
     IsPartitioned,
     LogDamaged,
     NonPersistentInUse,
@@ -147,6 +148,7 @@ class _Served:
     # The bundle by which this broker owns the topic. A later division does not change this field.
     bundle: Bundle
     opened: asyncio.Future[ServedTopic]
+    opening: asyncio.Task[None] | None = None  # settles `opened`
     used_s: float = 0.0  # the loop's time of the last request for the topic
     # Set when an unload of the idle topic, or its deletion, has ended. None: neither has begun.
     left: asyncio.Event | None = None
@@ -319,6 +321,9 @@ class Broker:
             self.started.set()
             await stop.wait()
             await self._release_all()
+            for served in self._topics.values():
+                if served.opening is not None and not served.opened.done():
+                    served.opening.cancel()  # thousands of topics may wait to be loaded
             for task in lasting:
                 task.cancel()
 
@@ -521,7 +526,7 @@ class Broker:
             raise TopicQuarantined(str(name), *refusal)
         served = _Served(bundle, asyncio.get_running_loop().create_future())
         self._topics[name] = served
-        self._tasks.create_task(self._open(name, served, asking))
+        served.opening = self._tasks.create_task(self._open(name, served, asking))
         return served
 
     async def _bundle_of(self, name: TopicName) -> Bundle:
@@ -644,17 +649,17 @@ class Broker:
                 topic = await self._open_followed(name, served.bundle, asking)
         except OPERATING_ERRORS as error:
             log.warning("topic did not open", topic=str(name), error=str(error))
-            del self._topics[name]
-            served.opened.set_exception(error)
-            served.opened.exception()  # marks it as retrieved: every caller may have left
+            self._forget_unopened(name, served, error)
             return
+        except asyncio.CancelledError:  # this broker stops, or other code cancelled the operation
+            why = "the opening of its topic was cancelled"
+            self._forget_unopened(name, served, BundleUnavailable(str(served.bundle), why))
+            raise
         except Exception as error:  # guard.py
             self.failures.note("open", str(name), error)
-            del self._topics[name]
             failed = TopicFailed(str(name), error)
             self.quarantine.on_failure(name, str(failed), asyncio.get_running_loop().time())
-            served.opened.set_exception(failed)
-            served.opened.exception()
+            self._forget_unopened(name, served, failed)
             return
         log.info("topic opened", topic=str(name))
         self.opened_topics += 1
@@ -662,6 +667,11 @@ class Broker:
         self.changes.tell(name)
         if not self._owners.holds(served.bundle):  # lost while the topic was opening
             await self._close(name, CloseReason.UNLOADED)
+
+    def _forget_unopened(self, name: TopicName, served: _Served, error: Exception) -> None:
+        del self._topics[name]
+        served.opened.set_exception(error)
+        served.opened.exception()  # marks it as retrieved: every caller may have left
 
     async def _open_followed(
         self, name: TopicName, bundle: Bundle, asking: Asking | None

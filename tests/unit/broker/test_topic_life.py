@@ -12,8 +12,15 @@ from fakes.cluster_state import ClusterState
 from fakes.place import Place, place
 from support import settle, wait_until
 
-from magnetar.broker.broker import CLOSES_PER_TURN, Broker
-from magnetar.broker.errors import IsPartitioned, TooManyRequests, TopicInUse, TopicNotFound
+from magnetar.broker.broker import CLOSES_PER_TURN, RELEASE_TIMEOUT_S, Broker
+from magnetar.broker.errors import (
+    BrokerError,
+    BundleUnavailable,
+    IsPartitioned,
+    TooManyRequests,
+    TopicInUse,
+    TopicNotFound,
+)
 from magnetar.broker.life import LifeConfig
 from magnetar.broker.loads import TopicLoads
 from magnetar.broker.log.owned_record import topic_path
@@ -221,7 +228,7 @@ async def test_a_thousand_refused_requests_check_the_deleted_topic_once_each() -
 async def _refusal(asked: Coroutine[object, object, object]) -> type[Exception] | None:
     try:
         await asked
-    except (IsPartitioned, TopicInUse, TopicNotFound) as error:
+    except BrokerError as error:
         return type(error)
     return None
 
@@ -552,6 +559,31 @@ async def test_a_load_that_takes_too_long_ends_and_the_next_one_succeeds() -> No
         assert refused.error == pb.ServiceNotReady
         here.store.gates.pop(put).set()
         assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+
+async def test_a_stop_does_not_wait_for_the_loads_in_the_queue() -> None:
+    names = [TopicName.parse(f"t{number}") for number in range(100)]
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        async with place(life=LifeConfig(loads_max=1)) as here:
+            await here.broker.locate(NAME, authoritative=True)
+            for name in names:
+                here.store.gates["get", topic_path(name)] = asyncio.Event()
+                await here.broker.locate(name, authoritative=True)
+            asked = [group.create_task(_refusal(here.broker.topic(name))) for name in names]
+            await settle()
+            stopped_s = loop.time()
+        assert loop.time() - stopped_s <= RELEASE_TIMEOUT_S
+    assert asked[-1].result() is BundleUnavailable
+
+
+async def test_a_topic_whose_opening_other_code_cancelled_can_be_opened_again() -> None:
+    async with place() as here:
+        await here.broker.locate(NAME, authoritative=True)
+        here.store.strays.add(("get", topic_path(NAME)))
+        assert await _refusal(here.broker.topic(NAME)) is BundleUnavailable
+        topic = await here.broker.topic(NAME)
+        assert topic.name == NAME
 
 
 async def test_idle_topics_cost_no_task() -> None:

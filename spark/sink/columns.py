@@ -187,15 +187,26 @@ class Encoder:
     def _values(self, batch: pa.RecordBatch, first: int) -> Sequence[bytes | None]:
         if "value" not in batch.schema.names:
             kept = [name for name in batch.schema.names if not name.startswith("__")]
-            records: list[Any] = batch.select(kept).to_pylist(maps_as_pydicts="strict")
-            return self._json(records, first)
+            return self._json(self._plain(batch.select(kept), first), first)
         column = batch.column("value")
         if pa.types.is_struct(column.type) or pa.types.is_nested(column.type):
-            return self._json(_plain(column), first)
+            return self._json(self._plain(column, first), first)
         values: list[Any] = column.to_pylist()
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             return [None if text is None else text.encode() for text in values]
         return values
+
+    def _plain(self, rows: pa.RecordBatch | pa.Array, first: int) -> list[Any]:
+        """The rows, with maps as dictionaries."""
+        try:
+            return _plain(rows)
+        except OverflowError:  # a date or timestamp that Python does not have
+            for at in range(len(rows)):
+                try:
+                    _plain(rows.slice(at, 1))
+                except OverflowError as error:
+                    raise self.refused(first + at, "value", f"is not JSON: {error}") from None
+            raise
 
     def _json(self, records: list[Any], first: int) -> list[bytes | None]:
         encoded: list[bytes | None] = []
@@ -280,9 +291,8 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any] | None:
     return found
 
 
-def _plain(column: pa.Array) -> list[Any]:
-    """The values with maps as dictionaries."""
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+def _plain(rows: pa.RecordBatch | pa.Array) -> list[Any]:
+    values: list[Any] = rows.to_pylist(maps_as_pydicts="strict")
     return values
 
 

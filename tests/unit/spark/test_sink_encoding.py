@@ -63,6 +63,24 @@ def test_rows_count_on_over_batches_and_name_what_is_refused() -> None:
     assert str(again) == "row 5 of partition 3, column '__eventTime': is before 1970"
 
 
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", "UTC")])
+def test_a_time_that_python_does_not_have_is_refused_with_its_row(kind: pa.DataType) -> None:
+    """Spark has dates before year 1, and timestamps after year 9999."""
+    times = pa.array([0, 0, -800_000 if kind == pa.date32() else 1 << 62]).cast(
+        pa.int32() if kind == pa.date32() else pa.int64()
+    )
+    for name, column in (
+        ("at", times.cast(kind)),
+        ("value", pa.StructArray.from_arrays([times.cast(kind)], names=["at"])),
+    ):
+        encoder = Encoder(TOPIC, 3)
+        rows = pa.RecordBatch.from_arrays([column], names=[name])
+        assert len(list(encoder.messages(rows.slice(0, 2)))) == 2
+        with pytest.raises(RowRefused, match="row 4 of partition 3") as raised:
+            list(encoder.messages(rows))
+        assert "is not JSON" in raised.value.reason
+
+
 def test_a_property_without_a_value_is_refused_and_times_are_milliseconds() -> None:
     kind = pa.schema(
         [

@@ -10,7 +10,7 @@ messages in memory only to save searches. The search has three rules:
 2. If the search finds an older last chunk of the message while other chunks are missing, the
    message ended at the older one. The newer one is a copy and does not become a row.
 3. If the search reaches the first stored entry before it has all chunks, a part of the message was
-   deleted: the message is lost.
+   deleted: the message is lost. The search passes over entries that cannot be read.
 
 So the rows of a topic do not depend on its division into ranges. A message whose last chunk is not
 stored is no row of any range.
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from magnetar.protos.errors import MalformedEntry
+from magnetar.protos.errors import EntryError, MalformedEntry
 from magnetar.protos.message import read_entry
 
 if TYPE_CHECKING:
@@ -147,7 +147,10 @@ class Chunks:
                     "the other chunks of the message are more than"
                     f" {SEARCH_ENTRIES_MAX} entries before its last chunk"
                 )
-            found = read_entry(stored)
+            try:
+                found = read_entry(stored)
+            except EntryError:  # corrupt or encrypted: no chunk of this message can be read here
+                continue
             other = found.chunk
             if other is None or other.uuid != chunk.uuid:
                 continue
@@ -167,7 +170,7 @@ class Chunks:
                 return Joined((at_ledger, at_entry), whole)
         missing = chunk.count - len(pieces)
         self._earlier.on_lost(
-            ledger, entry, f"{missing} of {chunk.count} chunks of a message were deleted"
+            ledger, entry, f"{missing} of {chunk.count} chunks were deleted or cannot be read"
         )
         return None
 

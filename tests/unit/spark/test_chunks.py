@@ -10,7 +10,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from magnetar.client.message import ChunkedMessageId, MessageId
 from magnetar.protos.compression import Compression
 from magnetar.protos.entry import with_broker_metadata
-from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, read_entry
+from magnetar.protos.message import (
+    EntryHeader,
+    OutgoingMessage,
+    encode_chunks,
+    encode_message,
+    read_entry,
+)
 from magnetar.protos.names import TopicName
 from magnetar.spark.chunks import Chunks, Joined
 from magnetar.spark.decode import Rows
@@ -165,3 +171,13 @@ def test_a_message_that_ended_before_the_range_is_no_row_of_it() -> None:
     assert machine.on_chunk(7, 5, read_entry(parts[0])) is None
     assert machine.on_chunk(7, 6, read_entry(parts[1])) is None
     assert machine.on_chunk(7, 7, read_entry(parts[2])) == Joined((7, 5), b"abcdef")
+
+
+def test_a_search_passes_over_entries_that_cannot_be_read() -> None:
+    """A query begins within a message. An entry of another producer before it is corrupt."""
+    first, second = stored(chunks_of(b"abcd", "u"))
+    other = stored([b"".join(encode_message(OutgoingMessage(b"x", 1), EntryHeader("q", 1)))])[0]
+    entries = [first, other[:-1] + b"?", second]
+    earlier = EarlierEntries(entries, first=0)
+    assert joined(entries, 2, 3, earlier) == [2]
+    assert earlier.lost == []

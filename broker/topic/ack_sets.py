@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
 
+    _AckSet = tuple[Position, Sequence[int]]
+
 SIZES_MAX: Final = 20_000
 """The limit of batches whose sizes a subscription remembers: the batches that it read last. About
 200 bytes each, 4 MB. The queue of one receiver holds 1,000 messages by Pulsar's default, so they
@@ -61,9 +63,16 @@ class AckSets:
         if len(self._sizes) >= SIZES_MAX // 2:
             self._older, self._sizes = self._sizes, {}
 
-    def checked(self, position: Position, words: Sequence[int]) -> Sequence[int]:
-        """The ack set without the bits beyond its batch. (): the entry is acknowledged or not in
-        the log. Raises InvalidAck."""
+    def checked(self, sets: Sequence[_AckSet]) -> list[_AckSet]:
+        """The ack sets of one acknowledgement without the bits beyond their batches. (): the entry
+        is acknowledged or not in the log. Raises InvalidAck."""
+        # Make room before the first set is admitted. Later, the cursor does not have the sets of
+        # this acknowledgement yet, so they would look settled.
+        if self._unknown_words + sum([len(words) for _, words in sets]) > UNKNOWN_WORDS_TOTAL_MAX:
+            self._forget_settled()
+        return [(position, self._checked(position, words)) for position, words in sets]
+
+    def _checked(self, position: Position, words: Sequence[int]) -> Sequence[int]:
         if not self._cursor.is_open(position):
             return ()  # the cursor ignores it
         size = self._sizes.get(position) or self._older.get(position)
@@ -86,9 +95,6 @@ class AckSets:
             )
             raise InvalidAck(self._subscription, position, why)
         before = self._unknown.get(position, 0)
-        if self._unknown_words + words - before > UNKNOWN_WORDS_TOTAL_MAX:
-            self._forget_settled()
-            before = self._unknown.get(position, 0)
         if self._unknown_words + words - before > UNKNOWN_WORDS_TOTAL_MAX:
             why = (
                 f"ack sets of batches that are not delivered yet have {self._unknown_words} words; "

@@ -393,7 +393,8 @@ class Subscription:
             self._require_possible(min(positions))
         for position, _ in partial:
             self._require_possible(position)
-        partial = [(at, self._ack_sets.checked(at, words)) for at, words in partial]
+        if partial:
+            partial = self._ack_sets.checked(partial)
         if done is not None:
             done = all_of(bool(positions) + len(partial), done)
         now = self._loop.time()
@@ -423,7 +424,7 @@ class Subscription:
             raise NotAllowed(what, f"subscription {self.name!r} is {self._type.title}")
         self._require_possible(position)
         if ack_set:
-            ack_set = self._ack_sets.checked(position, ack_set)
+            [(_, ack_set)] = self._ack_sets.checked([(position, ack_set)])
         mark = self.cursor.mark_delete
         self.cursor.acknowledge_cumulative(position, ack_set, done)
         self._note_acked(position)

@@ -332,6 +332,23 @@ async def test_ack_sets_of_unknown_batches_are_bounded_together() -> None:
         assert set(session.ack_sets) == {(), (0b11,)}
 
 
+async def test_ack_sets_of_unknown_batches_in_one_acknowledgement_are_bounded() -> None:
+    world = ClusterState()
+    async with opened_topic(world, close=False) as it:
+        await it.publish(*["a b"] * 300, batches=True)
+        _, session = await it.subscribe()
+        await wait_until(lambda: len(session.entries) == 300)
+        positions = session.positions
+    async with opened_topic(world) as it:  # the next owner has delivered no entry yet
+        handle, session = await it.subscribe(permits=0)
+        words = (-1,) * UNKNOWN_WORDS_MAX
+        with pytest.raises(InvalidAck, match="not delivered yet have 262144 words"):
+            handle.acknowledge([], [(at, words) for at in positions])
+        assert not it.topic.subscriptions["s"].cursor.has_partial
+        accepted = UNKNOWN_WORDS_TOTAL_MAX // UNKNOWN_WORDS_MAX
+        handle.acknowledge([], [(at, words) for at in positions[:accepted]])
+
+
 async def test_second_exclusive_consumer_replaces_only_a_dead_one() -> None:
     async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)

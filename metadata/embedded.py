@@ -186,11 +186,12 @@ class EmbeddedStore:
             result = done.result()
             for request, outcome in zip(group, result.outcomes, strict=True):
                 _answer(request, outcome)
-            self._watches.fire(result.touched)
             self._maybe_start_group()
+            if self._group is None:
+                self._idle.set()
+            self._watches.fire(result.touched)  # last: a callback with a bug may raise
         else:
             self._fail(group, error)
-        if self._group is None:
             self._idle.set()
 
     def _fail(self, group: list[_Request], error: BaseException) -> None:

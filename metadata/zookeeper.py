@@ -515,12 +515,13 @@ class _Arm:
         self._pending -= 1
         if self._pending:
             return
+        is_armed = not self._failed and self._store._arms.get(self._path) is self
         if self._failed and self._store._state is SessionState.CONNECTED:
             self._store._loop.call_later(_AGAIN_S, self.maybe_arm)
-        elif not self._failed and self._store._arms.get(self._path) is self:
-            self._store._watches.fire([self._path])
         if self._again:
             self.maybe_arm()
+        if is_armed:
+            self._store._watches.fire([self._path])  # last: a callback with a bug may raise
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped

@@ -193,6 +193,25 @@ async def test_close_answers_all_pending_requests(tmp_path: Path) -> None:
 # ---- directories that are not what they should be ------------------------------------------------
 
 
+async def test_a_failing_callback_of_a_watch_stops_no_request(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path / "m")
+    stray: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: stray.append(context["exception"]))
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    store.watch("/a", fail)
+    async with asyncio.timeout(10):
+        async with asyncio.TaskGroup() as group:
+            # The first request is a group of its own; the others wait for the second group.
+            for path in ("/a", "/b", "/c"):
+                group.create_task(store.put(path, b"v" * 200_000, expected=ABSENT))
+        await store.close()
+    assert list(map(str, stray)) == ["a bug"]
+
+
 async def test_a_folder_with_other_files_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"jpg")
     error = await opening(tmp_path)

@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from magnetar.bookie.ledger.quorum import ENSEMBLE_SIZE_MAX
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.runtime.config import RoleConfig
 
@@ -23,7 +24,10 @@ class AutorecoveryConfig(RoleConfig):
     http_port: int = Field(8010, ge=0, le=65535, description="/health and /metrics")
     session_timeout_s: float = Field(10.0, gt=0, description="timeout of the metadata session")
     write_quorum: int = Field(
-        3, ge=1, description="wanted copies of ledgers; a closed ledger with fewer copies gets more"
+        3,
+        ge=1,
+        le=ENSEMBLE_SIZE_MAX,
+        description="wanted copies of ledgers; a closed ledger with fewer copies gets more",
     )
     lost_bookie_delay_s: float = Field(
         _STANDARD.lost_bookie_delay_s,

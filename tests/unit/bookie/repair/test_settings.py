@@ -23,7 +23,8 @@ def test_settings_reach_the_repair() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"copy_bytes_per_s": 5}, {"check_period_s": 0}, {"write_quorum": 0}]
+    "wrong",
+    [{"copy_bytes_per_s": 5}, {"check_period_s": 0}, {"write_quorum": 0}, {"write_quorum": 33}],
 )
 def test_impossible_settings_are_refused_by_name(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", ".")):

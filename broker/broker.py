@@ -855,6 +855,8 @@ class Broker:
         served = self._topics.get(topic.name)
         if served is None or served.left is not None or now - served.used_s < idle_s:
             return
+        if not served.is_opened or served.opened.result() is not topic:
+            return  # the topic was closed, and a request opens it again
         if may_unload(topic, idle_s, now):
             served.left = asyncio.Event()
             await self._close(topic.name, CloseReason.UNLOADED)

@@ -283,6 +283,23 @@ async def test_a_request_that_meets_the_unloading_loads_the_topic_again() -> Non
         assert here.topic is not first
 
 
+async def test_a_visit_of_a_closed_topic_does_not_unload_the_one_that_replaces_it() -> None:
+    async with place() as here:
+        closed = await here.broker.topic(NAME)
+        await asyncio.sleep(60)
+        await here.broker.unload_topic(NAME)
+        read = "get", topic_path(NAME)
+        here.store.gates[read] = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(here.broker.topic(NAME))
+            await wait_until(lambda: here.store.held == [read])
+            group.create_task(here.broker._unload_idle(10.0, closed))
+            await settle()
+            here.store.gates.pop(read).set()
+        await settle()
+        assert here.broker.topics == [opening.result()]
+
+
 @pytest.mark.parametrize("turns", [1, 2, 4, 8])
 async def test_an_unload_that_is_cancelled_leaves_no_closed_topic_behind(turns: int) -> None:
     """An administrator's request is cancelled at its time limit."""

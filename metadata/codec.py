@@ -186,7 +186,7 @@ def _enum(kind: str, name: str, wire_of: Mapping[Any, int], *, optional: bool = 
 
 
 def _enum_set(kind: str, name: str, wire_of: Mapping[Any, int]) -> _Field:
-    """A field with a set of enum values that is not empty, or with None."""
+    """A field with a set of enum values, or with None. The set is not empty."""
     value_of = _enum_value(kind, name, wire_of)
 
     def to_wire(values: Iterable[Any]) -> list[int]:

@@ -4,8 +4,8 @@ Theory of operation. The index puts new entries into a *buffer*. When the buffer
 entries, the index *seals* the buffer: it makes a *run* of the entries. A run has the positions in
 ascending order, the delivery time of each position, and the order of the delivery times. No entry
 is added to a run later. A byte for each entry says whether the entry is removed. A heap has the
-next due entry of each run. When three quarters of a run are removed, the index moves the remaining
-entries back into the buffer.
+next due entry of each run. If the removal of a single entry leaves at most a quarter of its run,
+the index moves the remaining entries back into the buffer.
 
 The entries arrive in the order of the log, so most entries of a run are neighbours. Acknowledging
 the log up to a position drops whole runs. With random delays, the remaining entries of an old run

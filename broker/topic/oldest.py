@@ -46,8 +46,8 @@ class OldestUnacked:
         return known
 
     async def find(self) -> Oldest | None:
-        """Like `known`, with one read if it is necessary. None: every entry is acknowledged. Raises
-        ReadFailed."""
+        """Like `known`, with one read if it is necessary. None: every entry is acknowledged, or the
+        oldest unacknowledged entry was dropped during the read. Raises ReadFailed."""
         position = self._cursor.first_unacked(EARLIEST)
         if position > self._log.confirmed:
             return None

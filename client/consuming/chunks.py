@@ -111,7 +111,7 @@ class ChunkBuffer:
         if len(begun.keys) >= CHUNKS_MAX:
             return [self._give_up(chunk.uuid, "it has too many chunks", acknowledge=True, last=key)]
         if key == begun.last or (chunk.index and key in begun.keys):
-            return []  # the chunk was delivered twice: the first delivery is in its place
+            return []  # delivered twice: the buffer handled the first delivery
         if chunk.index == 0:
             self._restart(begun, key, chunk)
         is_in_place = not begun.is_broken and chunk.index >= len(begun.pieces)

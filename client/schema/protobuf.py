@@ -14,8 +14,8 @@ from magnetar.client.schema.schema import Schema, SchemaType
 class ProtobufNativeSchema(Schema):
     """The binary encoding of a generated Protobuf class (`record_cls`).
 
-    `decode` raises ValueError for bytes that are not a message of this class. Raises TypeError if
-    `record_cls` is not a generated class.
+    The constructor raises TypeError if `record_cls` is not a generated class. `decode` raises
+    ValueError for bytes that are not a message of this class.
     """
 
     def __init__(self, record_cls: Any) -> None:

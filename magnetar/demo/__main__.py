@@ -45,6 +45,10 @@ NO_JAVA: Final = 3
 POLL_S: Final = 0.05
 STALLED_S: Final = 60.0  # without progress the demo fails; a restart of the server takes about 3 s
 
+FLIGHTS_MIN: Final = 4_000
+"""With 3,000 flights or fewer, the watermark of the streaming query is as long as the year. The
+query then writes no result that could be compared."""
+
 KEPT: Final = {
     "MAGNETAR_STANDALONE_DEFAULT_RETENTION_TIME_IN_MINUTES": "-1",
     "MAGNETAR_STANDALONE_DEFAULT_RETENTION_SIZE_IN_MB": "-1",
@@ -62,7 +66,8 @@ class TrafficFailed(Exception):
 
 def main(
     flights: Annotated[
-        int | None, typer.Option(min=1, help="publish only this many flights, spread over the year")
+        int | None,
+        typer.Option(min=FLIGHTS_MIN, help="publish only this many flights, spread over the year"),
     ] = None,
     picture: Annotated[
         Path, typer.Option(help="file for the picture of delays by hour and carrier (PNG)")
@@ -132,7 +137,8 @@ def _stream(
     """Write delays by carrier and hour into a topic, with a streaming query. Archive the flights.
     Draw the picture.
 
-    Returns whether the delays equal those in the file, and the archive equals the topic of flights.
+    Returns whether the delays equal those in the file, the archive equals the topic of flights, and
+    the picture could be written. Without matplotlib there is no picture.
     """
     from magnetar.spark.pipelines.incremental import archive_new
 
@@ -159,6 +165,9 @@ def _stream(
         console.print(f"picture: {escape(str(picture.absolute()))}")
     except PlotMissing as missing:
         console.print(f"[bold yellow]no picture[/]: {escape(str(missing))}", highlight=False)
+    except OSError as error:
+        console.print(f"[bold red]no picture[/]: {escape(str(error))}", highlight=False)
+        return False
     return equal and same
 
 

@@ -64,7 +64,7 @@ def test_a_demo_of_6000_flights_ends_with_equal_results(tmp_path: Path) -> None:
 
 
 def test_demo_without_java_skips_spark_and_exits_with_3(tmp_path: Path) -> None:
-    done = demo(3_000, tmp_path / "delays.png", PATH=str(tmp_path), JAVA_HOME="")
+    done = demo(4_000, tmp_path / "delays.png", PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "kill -9" in done.stdout
     assert "flights never acknowledged: 0; left over: 0" in done.stdout

@@ -13,8 +13,8 @@ What a directory holds:
                 start writes it again.
 
 RocksDB may open without an error after damage to its log, with synced changes missing. The
-watermark detects that. It is written after each sync, without a sync of its own, so it is never too
-high.
+watermark detects that. It is written after each sync of changes, so it is never too high. Only
+its first write is synced, so the watermark may be too low after a power failure.
 
 Ephemeral nodes are kept in memory only: the one session ends with the process.
 """

@@ -146,7 +146,7 @@ _U32 = struct.Struct(">I")
 _SIZE_BYTES: Final = 4
 _PAYLOAD_SIZE: Final = 0x18  # the tags of the fields of a plain message, in their order
 _SEQUENCE_ID: Final = 0x40
-_EQUAL_MIN: Final = 4  # messages; it takes less time to open fewer messages one by one
+_EQUAL_MIN: Final = 4  # messages; a smaller batch opens faster message by message
 _HIGH: Final = bytes(range(0x80, 0x100))
 
 

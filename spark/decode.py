@@ -278,7 +278,7 @@ class Opened:
     plain: bytes | memoryview = b""  # the uncompressed payload
     scan: Scan | None = None  # replaces metadata and values if the scan found the messages
     skipped: int = 0  # messages before the first one that adds a row
-    whole: int = 0  # all messages of the entry; 0: every message adds a row
+    whole: int = 0  # number of messages of the entry, if some are left out; otherwise 0
     first_chunk: tuple[int, int] | None = None  # ledger, entry; None: it was not sent in chunks
 
     @property

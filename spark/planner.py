@@ -3,9 +3,9 @@
 Rules.
 
 1. The tasks hold every entry of the ledgers exactly once, in the order of the list.
-2. A task begins and ends between two entries. It is a list of spans and may hold several ledgers
-   and topics, so that many small ledgers become few tasks. A task costs Spark 20 to 36 ms before
-   its first row.
+2. No entry is split between two tasks. A task is a list of spans and may hold several ledgers and
+   topics, so that many small ledgers become few tasks. A task costs Spark 20 to 36 ms before its
+   first row.
 3. The same ledgers and limits give the same tasks. The load and the number of executors do not
    matter.
 

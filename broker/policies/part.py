@@ -1,8 +1,11 @@
 """A copy of one stored value, and whether the stored value may have changed since. Pure.
 
-    unknown   never read: there is no answer, and no default replaces it
-    stale     read, and the stored value may have changed since: the last answer stays valid
-    fresh     read, and no change was reported since the read began
+    unknown   no read has returned a value: there is no answer, and no default replaces it
+    stale     a read returned a value, and the stored value may have changed since: the last answer
+              stays valid
+    fresh     the last read returned a value, and no change was reported since it began
+
+A read of bytes that are not a valid record returns no value.
 
 1. A fresh part is known. 2. A part that is being read is not fresh. 3. A change that is reported
 during a read leaves the part stale after it: the read may have missed the change.
@@ -22,7 +25,7 @@ class Part(Generic[T]):
 
     def __init__(self, value: T | None = None) -> None:
         self.value = value  # None: unknown
-        # The reason why the stored bytes cannot be used; "": they can be, or none were read.
+        # The reason why the stored bytes cannot be used; "": they are usable, or none were read.
         self.trouble = ""
         self._changed = True  # True: a change was reported since the last read began
         self._reading = False

@@ -86,7 +86,8 @@ async def read(
             entries_max=min(READ_ENTRIES_MAX, last - following.entry + 1),
             bytes_max=READ_BYTES_MAX,
         )
-        _require_kept(log, name, ledger)  # the ledger may have been trimmed before the read
+        # After a trim of the ledger, `log.read` returns entries of a later ledger, or none.
+        _require_kept(log, name, ledger)
         frame: list[Buffer] = []
         for entry in entries:
             prefix = broker_metadata_prefix(
@@ -101,7 +102,7 @@ async def read(
 
 
 def _require_kept(log: Log, name: TopicName, ledger: int) -> None:
-    """Raise RangeDeleted if the topic had this ledger and dropped it. A ledger beyond the newest
-    one may belong to a later owner."""
+    """Raise RangeDeleted if the topic had this ledger and dropped it. A ledger after the newest one
+    that this broker knows does not count as dropped: a later owner may have created it."""
     if ledger not in log.chain.counts and 0 <= ledger <= log.chain.newest:
         raise RangeDeleted(str(name), ledger)

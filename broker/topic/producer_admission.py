@@ -41,9 +41,9 @@ EPOCH_PROPERTY: Final = "topic-epoch"
 """The property of the topic's record with the epoch of the last exclusive producer."""
 
 BROUGHT_EPOCH_MAX: Final = 1 << 62
-"""The highest epoch that a producer may bring. It may be higher than the topic's own epoch, as in
-Pulsar, because the topic's record may be an old copy that was restored. A higher epoch than this
-limit is refused: epochs have 64 bits, and the next producer's epoch is higher by one."""
+"""The highest epoch that a producer may bring. As in Pulsar, a producer may bring an epoch that is
+higher than the topic's, because the topic's record may be an old copy that was restored. The limit
+leaves room for the next producers: epochs have 64 bits, and each new epoch is higher by one."""
 
 WAITING_MAX: Final = 1_000
 """The limit of producers that wait for exclusive access to one topic. Further ones get

@@ -4,8 +4,8 @@ Theory of operation. Python frees an object when nothing refers to it. Only obje
 each other in a cycle wait for the garbage collector, for example those of a closed connection or an
 unloaded topic. The collector stops the loop. A collection of all objects visits each object: 10,000
 topics have 1.6 million objects, which takes 0.8 s of CPU (measured). By default Python starts such
-a collection whenever the number of objects has grown by a quarter, even if topics were opened and
-there is no garbage.
+a collection whenever the number of objects has grown by a quarter, even if there is no garbage, for
+example because many topics were opened.
 
 So this module lets Python collect young objects only, at most some 30,000 at a time: those of
 requests and of short connections. Older objects wait for a collection of all objects.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 YOUNG_MAX: Final = 10_000
 """The number of allocated and not freed objects after which Python collects the youngest objects,
-which takes 2 ms. Every second collection includes the survivors of the one before. Python's default
-of 700 would visit the messages under way many times."""
+which takes 2 ms. Every third collection includes the survivors of the two before it. Python's
+default of 700 would visit the messages under way many times."""
 
 _NEVER: Final = 2**31 - 1
 

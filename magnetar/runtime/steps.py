@@ -5,11 +5,12 @@ A step with a long computation stops all connections, timers and leases. uvloop 
 steps that handle input: a slice of a frame, a callback of a topic, a visit of a chore. The CPU time
 is that of the loop's thread. If another process interrupts a step, only the wall time grows.
 
-Reading the CPU time is a system call, so the meter avoids it for steps of at most SHORT_S. It takes
-the wall time of such a step as its CPU time, which cannot be longer. For a longer step the meter
-needs two readings: one at the end of the step, and one from at most SHORT_S before its beginning.
-So the measured CPU time of a longer step is too long by at most SHORT_S. Measuring a short step
-takes 1.9 us instead of 6.2 us (measured in CPU time, on a busy machine).
+Reading the CPU time is a system call, so the meter avoids it where it can. At the beginning of a
+step, the meter uses the last reading if that is at most SHORT_S old. At the end, it reads the CPU
+time only if the step took longer than SHORT_S. So the measured CPU time of such a long step is too
+long by at most SHORT_S. For a short step, the meter takes the wall time as the CPU time: the real
+CPU time is not longer. Measuring a short step takes 1.9 us instead of 6.2 us (measured in CPU time,
+on a busy machine).
 """
 
 from __future__ import annotations

@@ -227,16 +227,16 @@ class Rows:
         received = read_entry(stored)
         if received.metadata.HasField("marker_type"):
             return None
-        first_chunk = None
+        first_chunk, size = None, len(stored)
         if received.chunk is not None:
             joined = self._chunks.on_chunk(ledger, entry, received)
             if joined is None:
                 return None
             received = replace(received, body=joined.payload, payload_at=0)
-            first_chunk = joined.first
+            first_chunk, size = joined.first, len(joined.payload)
         if self._is_outside(received):
             return None
-        opened = self._opened(ledger, entry, received, len(stored))
+        opened = self._opened(ledger, entry, received, size)
         opened.first_chunk = first_chunk
         if not self._messages:
             return opened
@@ -256,7 +256,8 @@ class Rows:
         return not first <= received.publish_time_ms <= last
 
     def _opened(self, ledger: int, entry: int, received: ReceivedEntry, size: int) -> Opened:
-        """Uncompress the payload if a column needs it. `size`: the bytes of the stored entry."""
+        """Uncompress the payload if a column needs it. `size`: the bytes of the stored entry, or of
+        the joined payload of chunks."""
         opened = Opened(ledger, entry, received, received.num_messages, size, (), ())
         if self._messages and (received.is_batch or self._payload):
             opened.plain = _plain(received)

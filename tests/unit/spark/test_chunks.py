@@ -140,6 +140,24 @@ def test_a_joined_message_is_a_row_with_all_its_parts(compression: Compression, 
     assert row["__messageId"] == chunked.serialize()
 
 
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_all_bytes_of_a_joined_message_count_toward_the_limit_of_a_batch(
+    compression: Compression,
+) -> None:
+    messages = [
+        chunks_of(bytes([65 + it]) * 1_000, f"u{it}", size=9, compression=compression)
+        for it in range(3)
+    ]
+    entries = stored([chunk for message in messages for chunk in message])
+    rows = Rows(ARROW, TOPIC, EarlierEntries(entries))
+    group: list[tuple[int, int, bytes | memoryview]] = [
+        (7, it, entries[it]) for it in range(len(entries))
+    ]
+    added = rows.add_all(group, bytes_max=1_500)
+    assert added == len(messages[0]) + len(messages[1])
+    assert rows.bytes == 2_000
+
+
 def test_the_oldest_message_is_read_again_when_too_much_is_pending() -> None:
     one, two = chunks_of(b"abcdef", "u1"), chunks_of(b"ghijkl", "u2")
     entries = [*one[:2], *two, one[2]]

@@ -142,6 +142,8 @@ class ProducerAdmission:
                 break
             if not self._succeeds(request, in_the_way) and await in_the_way.events.probe():
                 self._require_open()
+                if not self._is_here(in_the_way):
+                    continue  # it has left during the probe
                 if self._may_wait(request, in_the_way):
                     return self._enqueue(request, events)
                 raise self._refusal(request, in_the_way)
@@ -212,7 +214,7 @@ class ProducerAdmission:
 
     def _may_wait(self, request: ProducerRequest, other: ProducerHandle) -> bool:
         waits = request.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE
-        return waits and other.name != request.name and self._is_here(other)
+        return waits and other.name != request.name
 
     def _refusal(self, request: ProducerRequest, other: ProducerHandle) -> BrokerError:
         if other.name == request.name:

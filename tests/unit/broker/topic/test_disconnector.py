@@ -222,18 +222,37 @@ async def test_a_forced_deletion_of_a_subscription_disconnects_its_consumers_in_
         assert it.topic.subscriptions == {}
 
 
-async def test_a_producer_does_not_join_the_queue_of_a_topic_that_closed_during_the_probe() -> None:
-    class SlowProbe(FakeProducerSession):
-        async def probe(self) -> bool:
-            await answered.wait()
-            return True
+class SlowProbe(FakeProducerSession):
+    def __init__(self, answered: asyncio.Event) -> None:
+        super().__init__()
+        self.answered = answered
 
+    async def probe(self) -> bool:
+        await self.answered.wait()
+        return True
+
+
+async def test_a_producer_does_not_join_the_queue_of_a_topic_that_closed_during_the_probe() -> None:
     answered = asyncio.Event()
     async with opened_topic(ClusterState()) as it, asyncio.TaskGroup() as tasks:
-        await it.produce("first", session=SlowProbe(), mode=AccessMode.EXCLUSIVE)
+        await it.produce("first", session=SlowProbe(answered), mode=AccessMode.EXCLUSIVE)
         queued = tasks.create_task(refused(it, AccessMode.WAIT_FOR_EXCLUSIVE))
         await settle()
         it.topic.begin_deletion(force=True)
         answered.set()
         await queued
         it.topic.end_deletion()
+
+
+@pytest.mark.parametrize("mode", [AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE])
+async def test_a_producer_that_left_during_the_probe_blocks_no_other(mode: AccessMode) -> None:
+    answered = asyncio.Event()
+    async with opened_topic(ClusterState()) as it, asyncio.TaskGroup() as tasks:
+        first, _ = await it.produce("first", session=SlowProbe(answered), mode=AccessMode.EXCLUSIVE)
+        joining = tasks.create_task(it.produce("next", mode=mode))
+        await settle()
+        await first.close()
+        answered.set()
+        handle, _ = await joining
+        assert not handle.is_waiting
+        assert handle.topic_epoch == 1

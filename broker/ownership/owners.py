@@ -76,6 +76,9 @@ class Owners:
         self._suspected = asyncio.Event()
         self._settled = asyncio.Event()  # set while there are no suspects
         self._doubted: set[Bundle] = set()  # suspects of which a log has failed
+        # The decisions of `locate` under way: after a failover, thousands of clients ask for topics
+        # of one bundle. The outcome None: the call that decided was cancelled.
+        self._deciding: dict[tuple[Bundle, bool], asyncio.Future[Located | Exception | None]] = {}
         self._stopping = False
 
     @property
@@ -100,11 +103,19 @@ class Owners:
         if bundle in self._held:
             self._require_known(bundle)
             return Located(self._me, serves=True)
-        for _ in range(RACES_MAX):
-            located = await self._decide(bundle, authoritative=authoritative)
-            if located is not None:
-                return located
-        raise BundleUnavailable(str(bundle), "its owner keeps changing")
+        key = bundle, authoritative
+        before = self._deciding.get(key)
+        while (deciding := self._deciding.get(key)) is not None:
+            await asyncio.wait({deciding})
+            if self.holds(bundle):
+                return Located(self._me, serves=True)
+            outcome = deciding.result()
+            if deciding is before or outcome is None:  # begun before this call, or cancelled
+                continue
+            if isinstance(outcome, Exception):
+                raise outcome.with_traceback(None)
+            return outcome
+        return await self._decide_for_all(bundle, authoritative=authoritative)
 
     async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
         """Return the registered broker that owns the bundle. None: the bundle is free. Raises
@@ -217,6 +228,24 @@ class Owners:
     def _require_running(self, bundle: Bundle) -> None:
         if self._stopping:
             raise BundleUnavailable(str(bundle), "this broker is stopping")
+
+    async def _decide_for_all(self, bundle: Bundle, *, authoritative: bool) -> Located:
+        """Decide for this call of `locate`, and for the calls that come meanwhile."""
+        key = bundle, authoritative
+        self._deciding[key] = deciding = asyncio.get_running_loop().create_future()
+        outcome: Located | Exception | None = None
+        try:
+            for _ in range(RACES_MAX):
+                outcome = await self._decide(bundle, authoritative=authoritative)
+                if outcome is not None:
+                    return outcome
+            raise BundleUnavailable(str(bundle), "its owner keeps changing")
+        except Exception as error:
+            outcome = error
+            raise
+        finally:
+            del self._deciding[key]
+            deciding.set_result(outcome)
 
     async def _decide(self, bundle: Bundle, *, authoritative: bool) -> Located | None:
         """One round of `locate`. None: the record changed meanwhile, so the caller tries again."""

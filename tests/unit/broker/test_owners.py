@@ -271,6 +271,58 @@ async def test_a_thousand_concurrent_lookups_share_one_ping_and_one_question() -
         assert len(peers[0].witnesses.asked) == 1
 
 
+@pytest.mark.parametrize("asked", [0, 1], ids=["the next owner", "another broker"])
+async def test_a_thousand_concurrent_lookups_of_a_free_bundle_share_two_decisions(
+    asked: int,
+) -> None:
+    async with brokers(2) as peers:
+        bundle, peer, requests = bundle_of(topic_of(peers[0], peers)), peers[asked], 0
+        get = peer.store.get
+
+        async def counted_get(path: str) -> Versioned | None:
+            nonlocal requests
+            requests += 1
+            return await get(path)
+
+        peer.store.get = counted_get  # type: ignore[method-assign]
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(peer.owners.locate(bundle, authoritative=False))
+            others = [
+                group.create_task(peer.owners.locate(bundle, authoritative=False))
+                for _ in range(1_000)
+            ]
+            await asyncio.sleep(0)
+            first.cancel()
+        assert first.cancelled()
+        assert {task.result().broker for task in others} == {peers[0].me}
+        assert requests < 20
+
+
+async def test_a_lookup_is_not_answered_by_a_decision_that_began_before_it() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        bundle, read, go_on = bundle_of(name), asyncio.Event(), asyncio.Event()
+        get = peers[0].store.get
+
+        async def get_late(path: str) -> Versioned | None:
+            stored = await get(path)
+            read.set()
+            await go_on.wait()
+            return stored
+
+        await peers[1].owners.locate(bundle, authoritative=True)
+        async with asyncio.TaskGroup() as group:
+            peers[0].store.get = get_late  # type: ignore[method-assign]
+            early = group.create_task(peers[0].owners.locate(bundle, authoritative=False))
+            await read.wait()
+            await peers[1].owners.release(bundle, peers[1]._on_lost, to=peers[0].me)
+            late = group.create_task(peers[0].owners.locate(bundle, authoritative=False))
+            await settle()
+            go_on.set()
+        assert early.result().broker == peers[1].me
+        assert late.result().broker == peers[0].me
+
+
 async def test_the_former_owner_learns_that_its_bundle_was_taken() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)

@@ -11,7 +11,8 @@ keeps the keys. The buffer gives a message up if none of its chunks arrived for 
 client then acknowledges its chunks, because the broker would otherwise redeliver them without end.
 Each arriving chunk restarts this time, so a large message of a slow producer is not given up while
 it arrives. Beyond the limit of begun messages, the buffer gives the oldest message up. Its chunks
-are acknowledged or redelivered later, as the user chose.
+are acknowledged or redelivered later, as the user chose. In the second case, chunks of the message
+that arrive before its redelivered chunk 0 are redelivered once, too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ unless it is the only one: a single message may be larger."""
 CHUNKED_MESSAGE_BYTES_MAX: Final = 1 << 30
 """Bytes of one chunked message before decompression. The consumer gives up a larger message at its
 first chunk."""
+
+RETURNED_MAX: Final = 1_000
+"""The given-up messages whose later chunks are redelivered, too."""
 
 CHUNKS_MAX: Final = 100_000
 """Entries of one chunked message, including those that its producer sent twice."""
@@ -83,6 +87,8 @@ class ChunkBuffer:
         self._begun: dict[str, _Begun] = {}  # keyed by uuid, the oldest first
         # uuid -> the latest arrival of a chunk, the earliest first
         self._heard_at: dict[str, float] = {}
+        # uuid of a message that was given up for redelivery -> its later chunks so far
+        self._returned: dict[str, set[Key]] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -103,6 +109,12 @@ class ChunkBuffer:
         """Add a chunk. Returns at most one Assembled, and the messages that were given up."""
         begun = self._begun.get(chunk.uuid)
         if begun is None:
+            returned = self._returned.get(chunk.uuid)
+            if returned is not None and chunk.index and key not in returned:
+                returned.add(key)
+                reason = "its first chunks will be redelivered"
+                return [GivenUp(chunk.uuid, (key,), reason, acknowledge=False)]
+            self._returned.pop(chunk.uuid, None)
             begun = self._begun[chunk.uuid] = _Begun(chunk, is_broken=chunk.index > 0)
         self._heard_at.pop(chunk.uuid, None)
         self._heard_at[chunk.uuid] = now
@@ -154,11 +166,14 @@ class ChunkBuffer:
         """Drop everything: the broker will deliver all chunks again."""
         self._begun.clear()
         self._heard_at.clear()
+        self._returned.clear()
         self._bytes = 0
 
     def check(self) -> None:
         assert len(self._begun) <= self._messages_max
         assert self._begun.keys() == self._heard_at.keys()
+        assert len(self._returned) <= RETURNED_MAX
+        assert self._begun.keys().isdisjoint(self._returned)
         assert list(self._heard_at.values()) == sorted(self._heard_at.values())
         assert self._bytes <= CHUNKED_BYTES_MAX or len(self._begun) == 1
         assert self._bytes == sum(begun.size for begun in self._begun.values())
@@ -186,6 +201,10 @@ class ChunkBuffer:
             oldest = next(uuid for uuid in self._begun if uuid != newest)
             reason = "too many messages are incomplete"
             given_up.append(self._give_up(oldest, reason, acknowledge=self._acknowledge_oldest))
+            if not self._acknowledge_oldest:
+                self._returned[oldest] = set()
+                if len(self._returned) > RETURNED_MAX:
+                    del self._returned[next(iter(self._returned))]
         return given_up
 
     def _give_up(

@@ -97,6 +97,36 @@ def test_the_oldest_message_is_given_up_at_the_limit() -> None:
         assert (lost.uuid, lost.acknowledge) == ("a", acknowledges)
 
 
+def test_all_chunks_of_a_message_that_was_given_up_for_redelivery_are_redelivered() -> None:
+    machine = buffer(1)
+    machine.on_chunk((1, 0), chunk(0), b"x", 0.0)
+    machine.on_chunk((1, 1), chunk(1), b"y", 0.0)
+    [lost] = machine.on_chunk((1, 2), chunk(0, "b", 2, 2), b"x", 1.0)
+    assert lost.keys == ((1, 0), (1, 1))
+    [done] = machine.on_chunk((1, 3), chunk(1, "b", 2, 2), b"y", 1.0)
+    assert isinstance(done, Assembled)
+    [late] = machine.on_chunk((1, 4), chunk(2), b"z", 2.0)  # its first delivery
+    assert isinstance(late, GivenUp)
+    assert (late.keys, late.acknowledge) == (((1, 4),), False)
+    machine.check()
+    for index in range(2):
+        assert machine.on_chunk((1, index), chunk(index), b"xy"[index : index + 1], 60.0) == []
+    [done] = machine.on_chunk((1, 4), chunk(2), b"z", 61.0)
+    assert done == Assembled(((1, 0), (1, 1), (1, 4)), (1, 0), b"xyz")
+
+
+def test_chunks_of_a_message_whose_beginning_is_not_redelivered_expire() -> None:
+    machine = buffer(1)
+    machine.on_chunk((1, 0), chunk(0), b"x", 0.0)
+    machine.on_chunk((1, 1), chunk(0, "b"), b"x", 0.0)
+    [late] = machine.on_chunk((1, 2), chunk(1), b"y", 1.0)
+    assert late.keys == ((1, 2),)
+    [other] = machine.on_chunk((1, 2), chunk(1), b"y", 60.0)  # redelivered without chunk 0
+    assert other.keys == ((1, 1),), "the other message, by the limit"
+    [lost] = machine.expire(120.0)
+    assert (lost.keys, lost.acknowledge) == (((1, 2),), True)
+
+
 def test_messages_with_false_sizes_are_given_up() -> None:
     machine = buffer()
     machine.on_chunk((1, 0), chunk(0), b"x", 0.0)

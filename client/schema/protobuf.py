@@ -19,7 +19,8 @@ class ProtobufNativeSchema(Schema):
     """
 
     def __init__(self, record_cls: Any) -> None:
-        if not (isinstance(record_cls, type) and issubclass(record_cls, Message)):
+        is_message = isinstance(record_cls, type) and issubclass(record_cls, Message)
+        if not is_message or record_cls.DESCRIPTOR is None:  # None: Message itself
             raise TypeError(f"record_cls must be a protobuf Message subclass, got {record_cls!r}")
         definition = _definition_of(record_cls.DESCRIPTOR)
         super().__init__(record_cls, SchemaType.PROTOBUF_NATIVE, definition, "PROTOBUF_NATIVE")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2
+from google.protobuf.message import Message
 
 from magnetar.client.errors import InvalidConfiguration
 from magnetar.client.options import ProducerOptions
@@ -219,3 +220,9 @@ def test_auto_consume_refuses_to_encode() -> None:
         AutoConsumeSchema().encode({})
     with pytest.raises(InvalidConfiguration, match="AutoConsumeSchema only reads"):
         ProducerOptions("t", schema=AutoConsumeSchema())
+
+
+@pytest.mark.parametrize("record", [Message, dict, 5])
+def test_what_is_no_generated_protobuf_class_is_refused(record: object) -> None:
+    with pytest.raises(TypeError, match="must be a protobuf Message subclass"):
+        ProtobufNativeSchema(record)

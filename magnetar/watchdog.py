@@ -34,8 +34,8 @@ CHECK_S: Final = 0.5
 answer. A check costs the server about 1 ms."""
 
 STANDSTILL_S: Final = 4 * CHECK_S
-"""The watchdog itself stood still if two checks are further apart. A check of a silent server and
-the pause before it take up to 3 * CHECK_S."""
+"""The watchdog itself stood still if two checks are further apart than this time and than
+`silence_s`. A check of a silent server and the pause before it take up to 3 * CHECK_S."""
 
 SILENCE_S: Final = 2.0
 KILLS_MAX: Final = 3
@@ -61,7 +61,7 @@ class Watchdog:
 
     @property
     def kills(self) -> int:
-        """The kills that count toward the limit."""
+        """The number of kills, at most KILLS_MAX. Kills older than KILLS_PERIOD_S are included."""
         return len(self._kills)
 
     def on_ended(self) -> None:

@@ -57,9 +57,10 @@ CHANGES_MAX: Final = 50
 blocks the event loop for up to 0.3 ms."""
 
 VERSIONS_PASSED_MAX: Final = 1_000
-"""The maximum of `version_min` in `_pass_version`: 1,000 writes take some seconds. If the deleted
-record had a higher version, a stale owner's write could still succeed, but only while the new
-record has that version."""
+"""The limit of `version_min` in `_pass_version`, because 1,000 writes take some seconds. If the
+deleted topic's record had a higher version, a stale owner of that topic could still overwrite the
+new topic's record. Its write succeeds only while the new record has the version that the stale
+owner last read."""
 
 
 class _Change:

@@ -119,7 +119,7 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
 
 async def terminate(broker: Broker, name: TopicName) -> TerminatedAt:
     """Terminate the topic: it accepts no more messages, permanently. Returns the id of the last
-    message; -1:-1: the topic is empty. Raises TopicNotFound."""
+    message, or -1:-1 if the topic is empty. Raises TopicNotFound."""
     last = await (await open_topic(broker, name)).terminate()
     return TerminatedAt(ledger_id=last.ledger, entry_id=last.entry)
 

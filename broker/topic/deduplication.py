@@ -99,8 +99,8 @@ class Deduplication:
         clock: Clock,
         config: DeduplicationConfig,
     ) -> Deduplication:
-        """Restore the sequence ids, if the topic has any. Raises ReadFailed, LogUnavailable,
-        LogFenced."""
+        """Restore the journaled sequence ids. If there are none, or the policy is off and up to
+        date, switch deduplication on or off as `follow` does. Raises LogError."""
         it = cls(topic_log, cursors, policies, clock, config)
         if cursors.sequences is not None and (it.wanted or not policies.is_fresh):
             await it._replay(cursors.sequences)

@@ -1,12 +1,12 @@
 """Detects a silent broker, and decides when the client asks another broker about it.
 
-A broker that was stopped, or is cut off, keeps its connections open and sends nothing. A client may
-await something from this broker: receipts, answers, or messages of subscribed consumers. After
-PING_AFTER_S of silence, such a client sends a PING. A living broker answers it at once. After
-ASK_AFTER_S, the client asks another broker of the service URL which broker serves the topics now.
-If that is a different broker, the client ends the connection, and its producers and consumers
-attach again. Otherwise the client keeps the connection, and asks again with growing pauses. In any
-case, the keep-alive (connection.py) ends a silent connection.
+A broker that stands still (for example after SIGSTOP), or is cut off, keeps its connections open
+and sends nothing. A client may await something from this broker: receipts, answers, or messages of
+subscribed consumers. After PING_AFTER_S of silence, such a client sends a PING. A living broker
+answers it at once. After ASK_AFTER_S, the client asks another broker of the service URL which
+broker serves the topics now. If that is a different broker, the client ends the connection, and its
+producers and consumers attach again. Otherwise the client keeps the connection, and asks again with
+growing pauses. In any case, the keep-alive (connection.py) ends a silent connection.
 
 If the service URL has one address only, the client has no other broker to ask.
 """
@@ -30,8 +30,8 @@ ASK_AFTER_S: Final = 2.0
 ASK_AGAIN_S_FIRST: Final = 1.0
 ASK_AGAIN_S_MAX: Final = 8.0
 """The first and the longest time in seconds between two questions; each is twice the one before. A
-lookup costs a broker some 50 microseconds. In the end, ten thousand clients that are cut off from
-one broker ask the other brokers 1,250 times a second."""
+lookup costs a broker some 50 microseconds. With the longest time, ten thousand clients that are cut
+off from one broker ask the other brokers 1,250 times a second."""
 
 
 class Step(Enum):

@@ -3,7 +3,7 @@
 On Python 3.11 a `TaskGroup` loses a cancellation of its owner if the group fails in the same turn
 of the loop: the group raises only the failure. A loop that catches the failure and retries then
 never ends. `supervise` runs the child in a task of its own and waits for that task. A cancellation
-then reaches the wait, never the child, and is not lost.
+of `supervise` then interrupts this wait and is not lost. `supervise` cancels the child itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ async def supervise(
 
     The end of a child is logged and passed to `on_failure` (None: the child returned or cancelled
     itself). After a child that ran for longer than `backoff.max_s`, the delays begin anew. A bug
-    (`is_bug`) in the child is raised. A cancellation waits for the child to end.
+    (`is_bug`) in the child is raised. A cancelled `supervise` cancels the child and waits for its
+    end.
     """
     loop = asyncio.get_running_loop()
     delays = backoff.delays()

@@ -99,7 +99,7 @@ class WriteOptions:
     value_format: ValueFormat
     batching: Batching
     compression: CompressionType
-    pending_bytes: int  # the limit of one task: rows in open entries or without a receipt
+    pending_bytes: int  # the limit for a task's rows that have no receipt yet
     send_timeout_s: float  # the maximal time that a task waits for a receipt
     job_id: str | None  # the id of a batch job with dedup; None: a new one for each job
     row_order: RowOrder = RowOrder.ARRIVAL

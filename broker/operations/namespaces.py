@@ -106,7 +106,7 @@ async def delete_tenant(broker: Broker, tenant: str) -> None:
     if tenant == DEFAULT_NAMESPACE.tenant:
         raise Protected(f"tenant {tenant}")
     store, path = broker.metadata, paths.tenant(tenant)
-    pending = False  # our deletion may have been applied
+    pending = False  # True: our deletion may have been applied
     for _ in range(RACES_MAX):
         await store.sync(path)
         found = await store.get(path)

@@ -19,8 +19,9 @@ class PolicySource(Protocol):
 
     @property
     def is_fresh(self) -> bool:
-        """True when `effective` is up to date as far as the metadata store has reported. Code that
-        deletes data (trimming, expiry, deletion) checks this first. Raises PoliciesUnavailable."""
+        """True when `effective` is up to date: since the last read, the metadata store has reported
+        no change, and its connection was not lost. Code that deletes data (trimming, expiry,
+        deletion) checks this first. Raises PoliciesUnavailable."""
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the policies may have changed. It runs on the loop and must be

@@ -118,7 +118,7 @@ def _canonical(kind: SchemaType, data: bytes, properties: Mapping[str, str]) -> 
             case _:
                 return avro.parse(data).canonical.encode()
     except (avro.NotAvro, protobuf.NotProtobuf, key_value.NotKeyValue) as error:
-        raise InvalidSchema(f"no {kind.name} schema: {error}") from None
+        raise InvalidSchema(f"not a valid {kind.name} schema: {error}") from None
 
 
 def _canonical_json(data: bytes) -> bytes:

@@ -98,9 +98,9 @@ CLOSE_TIMEOUT_S: Final = 5.0
 metadata store. The next owner recovers the ledgers that are still open at the limit."""
 
 DELAYED_TIMEOUT_S: Final = 1.0
-"""The part of CLOSE_TIMEOUT_S for storing the index of delayed messages. Without a stored index,
-the next owner only reads more of the log. If a data ledger is not closed, the next owner must
-recover it while the clients wait."""
+"""The part of CLOSE_TIMEOUT_S for storing the index of delayed messages. The close of the data
+ledger comes afterwards, and is more important. Without a stored index, the next owner only reads
+more of the log. While the next owner recovers an open data ledger, the clients wait."""
 
 _Key = tuple[str, bool]
 """The key of a subscription: its name, and whether it is durable. A durable and a non-durable
@@ -577,7 +577,7 @@ class PersistentTopic:
     async def _start_of(self, request: SubscribeRequest) -> Position:
         """Return the position of the first entry of a new subscription. A non-durable subscription
         begins with the entry of the requested message id. If that message is inside a batch, the
-        client drops the messages of the batch before it."""
+        client drops the earlier messages of the same batch."""
         if request.start_rollback_s > 0:
             since_ms = self._clock.now_ms() - request.start_rollback_s * 1_000
             return await self.log.search(lambda entry: entry.view.publish_time_ms >= since_ms)

@@ -69,7 +69,7 @@ def _from_json(text: str) -> StructType:
 
 
 def require_supported(kind: DataType, depth: int = 0) -> None:
-    """Raise ValueError if the decoder of JSON cannot make this type."""
+    """Raise ValueError if the source cannot decode JSON payloads to this type."""
     if depth > DEPTH_MAX:
         raise ValueError(f"types are nested deeper than {DEPTH_MAX}")
     match kind:

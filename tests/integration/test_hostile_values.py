@@ -289,9 +289,9 @@ async def test_bytes_are_a_schema_without_a_version(transport: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "data", "why"),
     [
-        (pb.Schema.Avro, b"{}", "no AVRO schema"),
-        (pb.Schema.Json, b"[" * 10_000, "no JSON schema"),
-        (pb.Schema.ProtobufNative, b"5", "no PROTOBUF_NATIVE schema"),
+        (pb.Schema.Avro, b"{}", "not a valid AVRO schema"),
+        (pb.Schema.Json, b"[" * 10_000, "not a valid JSON schema"),
+        (pb.Schema.ProtobufNative, b"5", "not a valid PROTOBUF_NATIVE schema"),
         (pb.Schema.KeyValue, b"\x7f\xff\xff\xff", "ends early"),
         (pb.Schema.External, b"", "EXTERNAL cannot be stored"),
         (pb.Schema.String, bytes(200_000), "the limit is"),

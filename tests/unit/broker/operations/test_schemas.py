@@ -125,7 +125,7 @@ async def test_a_new_namespace_finds_no_schema_of_a_deleted_one() -> None:
 @pytest.mark.real_loop
 async def test_bad_bodies_are_refused_by_name() -> None:
     bodies: list[tuple[dict[str, Any], int, str]] = [
-        ({"type": "AVRO", "schema": "{}"}, 422, "no AVRO schema"),
+        ({"type": "AVRO", "schema": "{}"}, 422, "not a valid AVRO schema"),
         ({"type": "CSV", "schema": ""}, 400, "expected one of"),
         ({"schema": ""}, 400, "lacks type"),
         ({"type": "KEY_VALUE", "schema": "5"}, 422, "keys 'key' and 'value'"),

@@ -1,10 +1,10 @@
 """Under-replication records: the copies of one ledger that need repair. Values, like `model.py`.
 
-A process that detects a fault adds to the record. The process that repairs removes bad copies that
-it has written again, and at the end the whole record, but only in the version from which it
-planned the work: later additions survive. A record is a hint: the repair decides from the ledger's
-metadata. So a needless record does no harm, and an incomplete record delays a repair until the
-fault is detected again.
+A process that detects a fault adds to the record. When a repair has written bad copies again, it
+removes them from the record's list. At the end, the repair deletes the record. Both changes succeed
+only if the record has not changed since the repair last read or wrote it, so later additions
+survive. A record is a hint: the repair decides from the ledger's metadata. So a needless record
+does no harm, and an incomplete record delays a repair until the fault is detected again.
 """
 
 from collections.abc import Iterable
@@ -110,7 +110,11 @@ class RepairPause:
 
     def __post_init__(self) -> None:
         if self.since_ms < 0 or len(self.reason) > FAILURE_CHARS_MAX:
-            raise InvalidRecord("pause of repair", f"since {self.since_ms}, or a long reason")
+            raise InvalidRecord(
+                "pause of repair",
+                f"since_ms={self.since_ms}, and a reason of {len(self.reason)} characters;"
+                f" at most {FAILURE_CHARS_MAX} are allowed",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def joined(copies: Iterable[BadCopy]) -> tuple[BadCopy, ...]:
 
 def _joined_closest(runs: list[BadCopy]) -> list[BadCopy]:
     """Join ranges across the narrowest gaps until BAD_COPIES_MAX are left. Each member keeps at
-    least one range, but a cluster has fewer bookies than BAD_COPIES_MAX."""
+    least one range. This does not exceed the limit: a cluster has fewer bookies."""
 
     def gap(at: int) -> float:
         before, after = runs[at - 1], runs[at]

@@ -1,6 +1,6 @@
 """The part of `magnetar.bookie.ledger` that a log uses, as a seam.
 
-Every call may raise LedgerError and MetadataError, besides the errors in its docstring.
+Every call may raise LedgerError and MetadataError.
 """
 
 from __future__ import annotations

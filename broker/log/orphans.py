@@ -41,7 +41,7 @@ class Verdict(Enum):
     LISTED = "its topic lists it"
     MAY_BE_LISTED = "its creator may still own the topic"
     YOUNG = "it is younger than the grace period"
-    UNKNOWN = "its metadata does not name its topic"
+    UNKNOWN = "its metadata does not name its topic, kind and epoch"
 
 
 @dataclass(frozen=True, slots=True)

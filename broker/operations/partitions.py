@@ -136,7 +136,7 @@ async def terminate_partitioned_topic(
     names = [name.with_partition(index) for index in range(record.partitions)]
     answers = await _ask_all(names, "POST", "/terminate", ask)
     absent = [partition for partition, status, _ in answers if status == 404]
-    if absent:  # create these first: their next use would create them, not terminated
+    if absent:  # create them and terminate them: their first use would create open topics
         for created in await _ask_all(absent, "PUT", "", ask):
             _require(*created, allowed=(204, 409))
         again = {answer[0]: answer for answer in await _ask_all(absent, "POST", "/terminate", ask)}
@@ -152,8 +152,8 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge statistics of the same form. Numbers are added, except those of `_EQUAL`: the result is
     the first. For a time or an age, the result is the largest value (`_MOST`) or the earliest
     (`_EARLIEST`). Maps and named lists are merged by name, other lists are united. For other
-    values, the result is the first value that is not empty. The subscription with the oldest
-    backlog is that of the part whose backlog is the oldest."""
+    values, the result is the first value that is not empty. The name of the subscription with the
+    oldest backlog comes from the part with the greatest backlog age."""
     total: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():

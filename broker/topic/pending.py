@@ -71,7 +71,7 @@ async def _find(
         return _of_active(subscription, name, max(position, after), end, count)
     found: list[PendingEntry] = []
     for ledger in ledgers_of(consumers, after):
-        # Read the slots in the step that reads the pending entries: both may change in between.
+        # Read the slots and the pending entries in one step: during an await, both may change.
         slots = machine.slots.ledgers() if isinstance(machine, KeyShared) else {}
         found += pending_in(ledger, consumers, slots, after=after, slot=slot)
         if len(found) >= count:

@@ -160,7 +160,8 @@ class OwnedRecord:
             taken = await _update(name, store, bump)
             assert taken is not None
         if create:
-            taken = await _pass_version(name, store, taken, min(version_min, VERSIONS_PASSED_MAX))
+            version_min = min(version_min, VERSIONS_PASSED_MAX)
+            taken = await _pass_version(name, store, taken, version_min, epoch_min)
         assert bumped is not None
         ours = bumped[0] == taken.value
         return cls(name, store, taken, bumped[1] if ours else decode_topic(taken.value))
@@ -337,21 +338,24 @@ async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Ve
 
 
 async def _pass_version(
-    name: TopicName, store: MetadataStore, taken: Versioned, version_min: int
+    name: TopicName, store: MetadataStore, taken: Versioned, version_min: int, epoch_min: int
 ) -> Versioned:
     """Write the new record until its version is above that of the deleted topic's record.
 
     Versions begin at 0 again when a record is created again. A stale owner may have read the
     deleted topic's record and not written it yet. Without the higher version, its write could
     replace the new record. If the stale owner writes before this function ends, this function
-    writes the new record again. That loses nothing, because no other code uses the record yet."""
+    writes the new record again. That loses nothing, because no other code uses the record yet. The
+    epoch of a stale owner is at most `epoch_min`. A record with a higher epoch belongs to another
+    broker: this one was fenced, or the topic was deleted and created again meanwhile."""
     if taken.version > version_min:
         return taken
     ours = decode_topic(taken.value)
 
     def write(stored: bytes | None) -> bytes:
         found = ours if stored is None else decode_topic(stored)
-        if found.incarnation == ours.incarnation and found.epoch != ours.epoch:
+        is_other = (found.incarnation, found.epoch) != (ours.incarnation, ours.epoch)
+        if is_other and (found.incarnation == ours.incarnation or found.epoch > epoch_min):
             why = f"another broker owns it at epoch {found.epoch}, ours was {ours.epoch}"
             raise LogFenced(str(name), why)
         return taken.value

@@ -30,7 +30,7 @@ from magnetar.broker.log.topic_deletion import (
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_tombstone, decode_topic, encode_topic
 from magnetar.metadata.memory import MemoryStore, MemoryTree
-from magnetar.metadata.model import LedgerId, TopicRecord
+from magnetar.metadata.model import LedgerId, TopicRecord, TopicTombstone
 from magnetar.metadata.store import ABSENT, MetadataStore
 
 TOMBSTONE = paths.deleted_topic(str(TOPIC))
@@ -388,6 +388,48 @@ async def test_a_write_that_began_before_the_deletion_does_not_reach_the_new_top
         await late
     assert await record_of(world) == before
     await new.verify()
+
+
+async def test_a_take_that_stood_still_does_not_replace_the_record_of_a_later_topic() -> None:
+    """The topic was deleted and created again while a broker raised the version of its record.
+    The write would drop the later topic's ledgers from its record."""
+
+    class SecondPut(PausedStore):
+        puts = 0
+
+        async def put(self, path: str, value: bytes, *, expected: int) -> int:
+            self.puts += 1
+            self.armed = self.puts == 2
+            return await super().put(path, value, expected=expected)
+
+    async def take(store: MemoryStore, of: TopicTombstone) -> OwnedRecord:
+        drawn = drawn_incarnation()
+        limits = {"epoch_min": of.epoch, "version_min": of.version}
+        return await OwnedRecord.take(TOPIC, store, incarnation=drawn, **limits)
+
+    async def stand_still(store: MemoryStore, of: TopicTombstone) -> None:
+        with pytest.raises(LogFenced):
+            await take(store, of)
+
+    world = ClusterState()
+    owner = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    for number in range(5):
+        await owner.change(lambda record, n=str(number): replace(record, properties={n: n}))
+    await delete(world)
+    first = await deletions_of(world).tombstone(TOPIC)
+    assert first is not None
+    slow = SecondPut(world.tree)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stand_still(slow, first))
+        await slow.paused.wait()
+        await delete(world)
+        second = await deletions_of(world).tombstone(TOPIC)
+        assert second is not None
+        later = await take(world.store(), second)
+        await later.change(lambda record: replace(record, properties={"live": "yes"}))
+        slow.goes_on.set()
+    await later.verify()
+    assert (await record_of(world)).properties == {"live": "yes"}
 
 
 async def _fenced(stale: OwnedRecord) -> None:

@@ -158,9 +158,9 @@ class ConsumerHandle:
         return len(self.subscription.consumers)
 
     def on_writable(self) -> None:
-        """The connection is writable again."""
-        if self.attached:
-            self.subscription.advance()
+        """The connection is writable again. One consumer of the subscription is told for all of its
+        connection, so the subscription goes on even if this consumer has left."""
+        self.subscription.advance()
 
     # ---- requests --------------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ class ProducerAdmission:
             self._require_epoch(request)
             if request.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
                 await self._fence_all(request.name)
+                self._require_epoch(request)  # another producer may have become exclusive meanwhile
                 break
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
@@ -329,6 +330,7 @@ class ProducerAdmission:
         try:
             self._require_epoch(handle.request)
             await self._grant_epoch(handle)
+            self._require_open()
         except BrokerError as error:
             if handle.state is ProducerState.WAITING:
                 self._refuse_waiting(handle, error)

@@ -52,7 +52,7 @@ from magnetar.broker.topic.oldest import OldestUnacked
 from magnetar.broker.topic.read_loop import ReadLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.cursor.cursors import Cursors
@@ -468,26 +468,31 @@ class Subscription:
         that was sent before the seek reaches a consumer after the seek. Raises SubscriptionFenced
         and LogError, and with `batch_index` or `ack_set` also ReadFailed.
         """
-        former = self._begin_seek()
-        try:
-            await self._disconnect_holders()
-            remaining = 0
+
+        async def find() -> tuple[Position, int]:
             if batch_index > 0 or ack_set:
-                target, remaining = await self._in_batch(target, batch_index, ack_set)
-            await self.cursor.reset(target, remaining)
-        finally:
-            self._end_seek(former)
+                return await self._in_batch(target, batch_index, ack_set)
+            return target, 0
+
+        await self._in_task(self._seek(self._begin_seek(), find))
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
         """Move the cursor, as `seek` does, to the first entry that was published at this time or
         later. The result is approximate where publish times do not ascend. Raises ReadFailed,
         too."""
-        former = self._begin_seek()
+
+        async def find() -> tuple[Position, int]:
+            return await self._log.search(lambda it: it.view.publish_time_ms >= publish_time_ms), 0
+
+        await self._in_task(self._seek(self._begin_seek(), find))
+
+    async def _seek(
+        self, former: Dispatcher | None, find: Callable[[], Awaitable[tuple[Position, int]]]
+    ) -> None:
+        """`find` returns the new place: the entry, and the bits of its messages to deliver."""
         try:
             await self._disconnect_holders()
-            await self.cursor.reset(
-                await self._log.search(lambda it: it.view.publish_time_ms >= publish_time_ms)
-            )
+            await self.cursor.reset(*await find())
         finally:
             self._end_seek(former)
 
@@ -549,29 +554,38 @@ class Subscription:
         self.state = SubscriptionState.DELETING
         self._asker = handle
         self._drop_dispatcher()
-        # The deletion runs in a task of the topic. Otherwise a client that disconnects would cancel
-        # the deletion. The outcome would then be unknown, and the broker would give up the topic.
-        outcome: asyncio.Future[Exception | None] = self._loop.create_future()
-        task = self._spawn(self._delete(handle, others, outcome))
-        task.add_done_callback(lambda _: outcome.done() or outcome.cancel())
+        await self._in_task(self._delete(handle, others))
+
+    async def _delete(self, handle: ConsumerHandle | None, others: list[ConsumerHandle]) -> None:
+        await self._disconnector.run(others, lambda it: it.evict(CloseReason.UNSUBSCRIBED))
+        await self._delete_cursor(handle)
+
+    async def _in_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the work of a request in a task of the topic, and wait for its end. A client that
+        disconnects would otherwise cancel it half-way. The outcome would be unknown, or consumers
+        would stay that the work has to close. Raises the work's BrokerError, and TopicClosing if
+        the task ended without an outcome."""
+        outcome: asyncio.Future[BrokerError | None] = self._loop.create_future()
+
+        async def run() -> None:
+            try:
+                await work
+            except BrokerError as error:
+                outcome.set_result(error)
+            else:
+                outcome.set_result(None)
+
+        def end(_: object) -> None:
+            work.close()  # the task may have ended before its first step
+            if not outcome.done():
+                outcome.cancel()
+
+        self._spawn(run()).add_done_callback(end)
         await asyncio.wait({outcome})
         if outcome.cancelled():
-            raise TopicClosing(self._topic)  # the task ended: the topic fails or the broker ends
+            raise TopicClosing(self._topic)
         if (error := outcome.result()) is not None:
             raise error
-
-    async def _delete(
-        self,
-        handle: ConsumerHandle | None,
-        others: list[ConsumerHandle],
-        outcome: asyncio.Future[Exception | None],
-    ) -> None:
-        await self._disconnector.run(others, lambda it: it.evict(CloseReason.UNSUBSCRIBED))
-        try:
-            await self._delete_cursor(handle)
-            outcome.set_result(None)
-        except BrokerError as error:
-            outcome.set_result(error)
 
     async def _delete_cursor(self, handle: ConsumerHandle | None) -> None:
         try:

@@ -211,6 +211,44 @@ async def test_a_seek_disconnects_all_consumers_before_it_moves_the_cursor(by_ti
         await wait_until(lambda: again.texts == ["a", "b", "c"])
 
 
+async def test_a_seek_whose_client_goes_away_disconnects_all_consumers_nevertheless() -> None:
+    async with opened_topic(ClusterState()) as it, asyncio.TaskGroup() as tasks:
+        await it.publish("a", "b", "c")
+        consumers = [consumer for _ in range(4) for consumer in await many_consumers(it)]
+        await wait_until(lambda: sum(len(session.texts) for _, session in consumers) == 3)
+        handle, _ = consumers[-1]
+        seeking = tasks.create_task(handle.seek(EARLIEST))
+        for _ in range(10):
+            if reasons(consumers) == {None}:
+                await asyncio.sleep(0)
+        seeking.cancel()
+        await asyncio.wait({seeking})
+        assert None in reasons(consumers), "the client goes away too late for this test"
+        with pytest.raises(SubscriptionFenced):
+            handle.acknowledge([EARLIEST])
+        await slices_until_told([session for _, session in consumers])
+        await settle()
+        assert reasons(consumers) == {CloseReason.SEEK}
+        _, again = await it.subscribe(kind=SHARED)
+        await wait_until(lambda: again.texts == ["a", "b", "c"])
+
+
+async def test_a_returning_fencer_is_fenced_by_a_producer_that_was_promoted_meanwhile() -> None:
+    """The topic's epoch would fall, and the promoted producer could write beside the returning
+    one."""
+    async with opened_topic(ClusterState()) as it:
+        first, _ = await it.produce("first", mode=FENCING)
+        waiting = [
+            await it.produce(f"w{number}", mode=AccessMode.WAIT_FOR_EXCLUSIVE)
+            for number in range(NUMBER)
+        ]
+        first.close_nowait()  # the first of the queue is promoted
+        with pytest.raises(ProducerFenced, match="its epoch is 0"):
+            await it.produce("first", mode=FENCING, topic_epoch=0)
+        assert waiting[0][1].is_ready
+        assert it.topic.log.properties["topic-epoch"] == "1"
+
+
 async def test_a_forced_deletion_of_a_subscription_disconnects_its_consumers_in_slices() -> None:
     async with opened_topic(ClusterState()) as it, asyncio.TaskGroup() as tasks:
         consumers = await many_consumers(it)
@@ -256,3 +294,16 @@ async def test_a_producer_that_left_during_the_probe_blocks_no_other(mode: Acces
         handle, _ = await joining
         assert not handle.is_waiting
         assert handle.topic_epoch == 1
+
+
+async def test_a_consumer_that_has_left_passes_the_room_of_its_connection_on() -> None:
+    async with opened_topic(ClusterState()) as it:
+        await it.publish("a")
+        full = FakeConsumerSession(room=False)
+        await it.subscribe(kind=SubscriptionType.FAILOVER, session=full)
+        standby, _ = await it.subscribe(kind=SubscriptionType.FAILOVER)
+        await settle()
+        full.room = True
+        standby.close_nowait()
+        standby.on_writable()
+        await wait_until(lambda: full.texts == ["a"])

@@ -257,7 +257,7 @@ class Broker:
         self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)
         self._topics: dict[TopicName, _Served] = {}
         self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
-        self._failed: set[TopicName] = set()  # the topics to be closed
+        self._failed: dict[TopicName, Topic] = {}  # the topics to be closed
         self._failing = asyncio.Event()
         self._deduplication = deduplication
         self._key_shared = key_shared
@@ -527,7 +527,15 @@ class Broker:
         served = _Served(bundle, asyncio.get_running_loop().create_future())
         self._topics[name] = served
         served.opening = self._tasks.create_task(self._open(name, served, asking))
+        served.opening.add_done_callback(partial(self._on_opening_ended, name, served))
         return served
+
+    def _on_opening_ended(self, name: TopicName, served: _Served, _: object) -> None:
+        """Settle an opening that was cancelled: this broker stops, or other code cancelled the
+        operation."""
+        if not served.opened.done():
+            why = "the opening of its topic was cancelled"
+            self._forget_unopened(name, served, BundleUnavailable(str(served.bundle), why))
 
     async def _bundle_of(self, name: TopicName) -> Bundle:
         """Wait until the namespace is known, and return the topic's bundle. Raises
@@ -651,10 +659,6 @@ class Broker:
             log.warning("topic did not open", topic=str(name), error=str(error))
             self._forget_unopened(name, served, error)
             return
-        except asyncio.CancelledError:  # this broker stops, or other code cancelled the operation
-            why = "the opening of its topic was cancelled"
-            self._forget_unopened(name, served, BundleUnavailable(str(served.bundle), why))
-            raise
         except Exception as error:  # guard.py
             self.failures.note("open", str(name), error)
             failed = TopicFailed(str(name), error)
@@ -669,7 +673,8 @@ class Broker:
             await self._close(name, CloseReason.UNLOADED)
 
     def _forget_unopened(self, name: TopicName, served: _Served, error: Exception) -> None:
-        del self._topics[name]
+        if self._topics.get(name) is served:
+            del self._topics[name]
         served.opened.set_exception(error)
         served.opened.exception()  # marks it as retrieved: every caller may have left
 
@@ -797,7 +802,7 @@ class Broker:
             self.quarantine.on_failure(topic.name, str(error), now)
         elif served is not None:
             self._owners.doubt(served.bundle)
-        self._failed.add(topic.name)
+        self._failed[topic.name] = topic
         self._failing.set()
 
     async def _close_failed(self) -> None:
@@ -806,19 +811,30 @@ class Broker:
             while True:
                 await self._failing.wait()
                 self._failing.clear()
-                failed, self._failed = self._failed, set()
-                group.create_task(self._close_all(failed, CloseReason.TOPIC_FAILED))
+                failed, self._failed = self._failed, {}
+                group.create_task(self._close_all(failed, CloseReason.TOPIC_FAILED, only=failed))
 
-    async def _close_all(self, names: Collection[TopicName], reason: CloseReason) -> None:
+    async def _close_all(
+        self,
+        names: Collection[TopicName],
+        reason: CloseReason,
+        *,
+        only: Mapping[TopicName, Topic] | None = None,
+    ) -> None:
         """Close the topics concurrently. At most CLOSES_PER_TURN closes begin in one turn of the
-        event loop, for all callers together."""
+        event loop, for all callers together. `only`: see `_close`."""
         async with asyncio.TaskGroup() as group:
             for number, name in enumerate(names):
                 if number % CLOSES_PER_TURN == 0 and len(names) > CLOSES_PER_TURN:
                     await self.turns.take()
-                group.create_task(self._close(name, reason))
+                one = None if only is None else only[name]
+                group.create_task(self._close(name, reason, only=one))
 
-    async def _close(self, name: TopicName, reason: CloseReason) -> None:
+    async def _close(
+        self, name: TopicName, reason: CloseReason, *, only: Topic | None = None
+    ) -> None:
+        """Close the topic of this name. `only`: not another topic, which a request has opened since
+        this one failed."""
         served = self._topics.get(name)
         if served is None:
             return
@@ -826,6 +842,8 @@ class Broker:
             topic = await asyncio.shield(served.opened)
         except OPERATING_ERRORS:
             return  # the topic did not open: there is nothing to close
+        if only is not None and topic is not only:
+            return
         try:
             await topic.close(reason)
         except asyncio.CancelledError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from time import process_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.cluster_state import ClusterState
@@ -25,7 +25,8 @@ from magnetar.broker.life import LifeConfig
 from magnetar.broker.loads import TopicLoads
 from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.log.position import LATEST
-from magnetar.broker.topic.topic import TopicState
+from magnetar.broker.topic.contract import CloseReason
+from magnetar.broker.topic.topic import PersistentTopic, TopicState
 from magnetar.metadata import codec, paths
 from magnetar.metadata.policies import (
     InactiveMode,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from fakes.wire import WireClient
 
-    from magnetar.broker.topic.contract import CloseReason
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)
@@ -351,10 +351,10 @@ async def test_the_closes_of_many_topics_begin_in_slices(
     number, begun, in_turn = 5 * CLOSES_PER_TURN, 0, [0]
     original = Broker._close
 
-    async def close(broker: Broker, name: TopicName, reason: CloseReason) -> None:
+    async def close(broker: Broker, *arguments: Any, **options: Any) -> None:
         nonlocal begun
         begun += 1
-        await original(broker, name, reason)
+        await original(broker, *arguments, **options)
 
     async with place() as here:
         broker = here.broker
@@ -601,6 +601,33 @@ async def test_a_topic_whose_opening_other_code_cancelled_can_be_opened_again() 
         assert await _refusal(here.broker.topic(NAME)) is BundleUnavailable
         topic = await here.broker.topic(NAME)
         assert topic.name == NAME
+
+
+async def test_an_opening_that_is_cancelled_before_its_first_step_is_settled() -> None:
+    async with place() as here, asyncio.TaskGroup() as group:
+        await here.broker.locate(NAME, authoritative=True)
+        asking = group.create_task(_refusal(here.broker.topic(NAME)))
+        for _ in range(10):
+            if NAME not in here.broker._topics:
+                await asyncio.sleep(0)
+        opening = here.broker._topics[NAME].opening
+        assert opening is not None
+        opening.cancel()
+        assert await asking is BundleUnavailable
+        topic = await here.broker.topic(NAME)
+        assert topic.name == NAME
+
+
+async def test_a_topic_that_failed_and_was_opened_again_is_not_closed() -> None:
+    async with place() as here:
+        await here.broker.locate(NAME, authoritative=True)
+        failed = await here.broker.topic(NAME)
+        assert isinstance(failed, PersistentTopic)
+        await here.broker._close(NAME, CloseReason.UNLOADED)
+        again = await here.broker.topic(NAME)
+        await here.broker._close_all([NAME], CloseReason.TOPIC_FAILED, only={NAME: failed})
+        assert not again.closed
+        assert here.broker.topics == [again]
 
 
 async def test_idle_topics_cost_no_task() -> None:

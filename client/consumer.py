@@ -406,8 +406,8 @@ class LoopQueue:
     def _remove_dropped(self) -> None:
         if self._has_dropped:
             assert self._sources is not None
-            self._has_dropped = False
             self._messages = deque(self._sources.current(self._messages))
+            self._has_dropped = False
 
     def pass_on(self) -> None:
         """Wake another waiter, because the waiter that was woken takes no message."""

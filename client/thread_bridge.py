@@ -355,6 +355,8 @@ class Mailbox:
             self._messages.clear()
             self._errors.clear()
             taken, self._last_taken = self.last_taken, None
+            if self._waiting:
+                self.on_waiting()  # a message that a thread waited for may be gone
             return taken
 
     def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
@@ -427,8 +429,8 @@ class Mailbox:
         """Remove the messages that `drop` has left. The caller holds the lock."""
         if self._has_dropped:
             assert self._sources is not None
-            self._has_dropped = False
             self._messages = deque(self._sources.current(self._messages))
+            self._has_dropped = False  # last: Ctrl-C may end the line before it
 
     def _next(self) -> Message:
         message = self._messages.popleft()

@@ -74,8 +74,9 @@ class Acknowledger:
 
     def acknowledge_cumulative(self, key: Key, batch_index: int, batch_size: int) -> None:
         """Acknowledge a message and all messages before it."""
-        now = self._loop.time()
+        now, was_behind = self._loop.time(), self._tracker.is_behind
         self._tracker.acknowledge_cumulative(key, batch_index, batch_size, now)
+        self._maybe_caught_up(was_behind)
         self._after_ack()
 
     def send(self) -> None:
@@ -125,8 +126,9 @@ class Acknowledger:
         self._go_on()
 
     def on_unsubscribed(self) -> None:
-        """Drop all acknowledgements: the subscription was deleted."""
+        """Drop all acknowledgements: the subscription was deleted. `settle` returns."""
         self._void()
+        self._go_on()
 
     def close(self, error: PulsarException) -> None:
         """End. Acknowledgements that are not durable yet may be lost."""
@@ -153,6 +155,10 @@ class Acknowledger:
         was_behind = self._tracker.is_behind
         for group in self._tracker.take(self._loop.time(), hurry=hurry):
             self._connection.ask(self._command(group), partial(self._on_answer, group.number))
+        self._maybe_caught_up(was_behind)
+
+    def _maybe_caught_up(self, was_behind: bool) -> None:
+        """Let the consumer request messages again if the acknowledgements are behind no more."""
         if was_behind and not self._tracker.is_behind:
             self._warned = False
             self._on_caught_up()

@@ -58,6 +58,13 @@ class GivenUp:
     acknowledge: bool  # False: request the chunks again later
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A chunk must be requested again later, as the first chunks of its message will be."""
+
+    key: Key
+
+
 @dataclass(slots=True)
 class _Begun:
     """A message of which some chunks have arrived."""
@@ -105,15 +112,15 @@ class ChunkBuffer:
 
     def on_chunk(
         self, key: Key, chunk: Chunk, payload: bytes, now: float
-    ) -> list[Assembled | GivenUp]:
-        """Add a chunk. Returns at most one Assembled, and the messages that were given up."""
+    ) -> list[Assembled | GivenUp | Returned]:
+        """Add a chunk. Returns at most one Assembled or Returned, and the messages that were given
+        up."""
         begun = self._begun.get(chunk.uuid)
         if begun is None:
             returned = self._returned.get(chunk.uuid)
             if returned is not None and chunk.index and key not in returned:
                 returned.add(key)
-                reason = "its first chunks will be redelivered"
-                return [GivenUp(chunk.uuid, (key,), reason, acknowledge=False)]
+                return [Returned(key)]
             self._returned.pop(chunk.uuid, None)
             begun = self._begun[chunk.uuid] = _Begun(chunk, is_broken=chunk.index > 0)
         self._heard_at.pop(chunk.uuid, None)
@@ -193,8 +200,8 @@ class ChunkBuffer:
         begun.size = 0
         begun.is_broken = True
 
-    def _over_limit(self, newest: str) -> list[Assembled | GivenUp]:
-        given_up: list[Assembled | GivenUp] = []
+    def _over_limit(self, newest: str) -> list[Assembled | GivenUp | Returned]:
+        given_up: list[Assembled | GivenUp | Returned] = []
         while len(self._begun) > self._messages_max or (
             self._bytes > CHUNKED_BYTES_MAX and len(self._begun) > 1
         ):

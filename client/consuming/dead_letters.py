@@ -189,11 +189,14 @@ class DeadLetters:
         try:
             while self._order:
                 key = self._order[0]
-                left = await self._publish(self._owner.unacknowledged(self._moving[key]))
+                messages = self._moving[key]
+                left = await self._publish(self._owner.unacknowledged(messages))
                 self._order.popleft()
                 self._moving_bytes -= _size(self._moving.pop(key))
                 if left:
                     self._candidates.add(key, left)
+                # A seek may have undone the acknowledgement of a message that was moved.
+                if left or self._owner.unacknowledged(messages):
                     self._owner.on_dead_letter_failed(key)
         finally:
             self._task = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from magnetar.client.cipher import PayloadOpener, context_of
 from magnetar.client.consuming.acknowledger import Acknowledger
 from magnetar.client.consuming.acks import AckTracker
-from magnetar.client.consuming.chunks import ChunkBuffer, GivenUp
+from magnetar.client.consuming.chunks import ChunkBuffer, GivenUp, Returned
 from magnetar.client.consuming.dead_letters import DeadLetters
 from magnetar.client.consuming.delivery import (
     corrupt_message,
@@ -458,9 +458,11 @@ class Subscriber:
         return place.is_before(last)
 
     def has_passed(self, last: MessageId) -> bool:
-        """Return whether the user has taken the message `last` or a later one, or the client has
-        dropped its entry. True for the id of an empty topic."""
-        if last.entry_id() < 0 or _key_of(last) <= self._dropped:
+        """Return whether the user has taken the message `last` or a later one, or all messages
+        before its entry, which the client has dropped. True for the id of an empty topic."""
+        if last.entry_id() < 0:
+            return True
+        if _key_of(last) <= self._dropped and not len(self._queue):
             return True
         taken = self._queue.last_taken
         place = self._start if taken is None else Start(taken, inclusive=False)
@@ -880,6 +882,9 @@ class Subscriber:
         messages: list[Message] = []
         now = self._loop.time()
         for outcome in self._chunks.on_chunk(key, received.chunk, received.payload, now):
+            if isinstance(outcome, Returned):
+                self._nacks.add(outcome.key, self._loop.time())
+                continue
             if isinstance(outcome, GivenUp):
                 self._on_given_up(outcome)
                 continue

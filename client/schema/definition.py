@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_OWN = ("_default", "_required", "_required_default")
 _PARAMETERS = ("self", "default", "required_default", "required")  # of the constructor of Record
+_OWN = ("_default", "_required", "_required_default")
 """The attributes of a record that are not fields."""
 
 

@@ -117,10 +117,11 @@ class Lookup:
         answer. Raises the broker's error if it answers with one. After an error, the next question
         goes to the next broker, because this broker may be cut off from the cluster.
         """
+        connection = await self.any_broker()
         try:
-            return await self._ask(topic, await self.any_broker())
+            return await self._ask(topic, connection)
         except (PulsarException, asyncio.CancelledError):  # cancelled: the broker may be silent
-            self._turn_to_next()
+            self._turn_from(connection.broker)
             raise
 
     def knows_others(self, broker: str) -> bool:
@@ -221,7 +222,7 @@ class Lookup:
 
     async def _ask_partitions(self, topic: str, *, creates: bool) -> int:
         connection = await self.any_broker()
-        with self._turning_after_error():
+        with self._turning_after_error(connection.broker):
             answer = await self._answer(
                 connection,
                 pb.CommandPartitionedTopicMetadata(
@@ -240,7 +241,7 @@ class Lookup:
     ) -> list[str]:
         """Return the full names of all topics of a namespace. Raises the errors of `owner`."""
         connection = await self.any_broker()
-        with self._turning_after_error():
+        with self._turning_after_error(connection.broker):
             answer = await self._answer(
                 connection,
                 pb.CommandGetTopicsOfNamespace(namespace=namespace, mode=mode),
@@ -254,7 +255,7 @@ class Lookup:
         Raises TopicNotFound if the topic does not have the version, and the errors of `owner`.
         """
         connection = await self.any_broker()
-        with self._turning_after_error():
+        with self._turning_after_error(connection.broker):
             answer = await self._answer(
                 connection,
                 pb.CommandGetSchema(topic=topic, schema_version=version),
@@ -290,7 +291,10 @@ class Lookup:
                 connection = await self._session(broker, purpose)
             except ConnectError as error:
                 failures.append(f"{broker}: {error.reason}")
-                self._turn_to_next()
+                self._turn_from(broker)
+            except asyncio.CancelledError:  # the broker may be silent
+                self._turn_from(broker)
+                raise
             else:
                 self._warned = False
                 return connection
@@ -315,21 +319,23 @@ class Lookup:
         return [*self._brokers[self._first :], *self._brokers[: self._first]]
 
     @contextmanager
-    def _turning_after_error(self) -> Iterator[None]:
-        """After an error that may be temporary, let the next question go to the next broker: this
-        broker may be cut off from the cluster, or silent."""
+    def _turning_after_error(self, broker: str) -> Iterator[None]:
+        """After an error that may be temporary, let the next question go to the broker after
+        `broker`, which may be cut off from the cluster, or silent."""
         try:
             yield
         except asyncio.CancelledError:
-            self._turn_to_next()
+            self._turn_from(broker)
             raise
         except PulsarException as error:
             if is_retriable(error):
-                self._turn_to_next()
+                self._turn_from(broker)
             raise
 
-    def _turn_to_next(self) -> None:
-        self._first = (self._first + 1) % len(self._brokers)
+    def _turn_from(self, broker: str) -> None:
+        """Begin the next search after `broker`, unless a concurrent question has turned already."""
+        if self._brokers[self._first] == broker:
+            self._first = (self._first + 1) % len(self._brokers)
 
     def _named(self, answer: pb.CommandLookupTopicResponse) -> str:
         """Return the owner's URL from a broker's answer, for this client's transport. Raises

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import threading
@@ -230,3 +231,23 @@ def test_an_outcome_crosses_threads() -> None:
     assert good.wait() == MessageId.earliest
     with pytest.raises(Timeout, match="late"):
         bad.wait()
+
+
+def test_a_waiting_thread_asks_again_when_the_queue_was_cleared() -> None:
+    """With a queue size of 0, the consumer had asked for one message, which the clearing dropped.
+    Without another request the thread would wait without end."""
+    asked = threading.Semaphore(0)
+    mailbox = Mailbox("t", asked.release)
+
+    def receive() -> None:
+        with contextlib.suppress(AlreadyClosed):
+            mailbox.take(60)
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    assert asked.acquire(timeout=30)
+    mailbox.clear()
+    assert asked.acquire(timeout=30)
+    mailbox.fail(AlreadyClosed("the end of the test", topic="t"))
+    waiting.join(30)
+    assert not waiting.is_alive()

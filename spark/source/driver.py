@@ -122,12 +122,12 @@ class StreamDriver:
             offsets = Offsets({}, self._begin())
             begins = offsets.begun
         else:
-            self._hold(offsets.places)
             self._poll(offsets.places)
             self._add_unknown(offsets.places)
             begins = self._begins_now(offsets.places)
-            if begins:
-                begins = self._held_of(begins, offsets.places)
+            # In one call: a lost owner of one topic must not keep the others from being held.
+            self._hold({**offsets.places, **begins})
+            begins = self._held_of(begins, offsets.places)
         starts = {
             topic: begins.get(topic) or offsets.places[topic]
             for topic, state in self._states.items()
@@ -318,10 +318,10 @@ class StreamDriver:
     def _held_of(
         self, begins: Mapping[str, Place], places: Mapping[str, Place]
     ) -> dict[str, Place]:
-        """Hold these places. Leave out new topics whose owner was lost: the query does not read a
-        topic before the subscription keeps its messages. The next call of `latest` tries again.
-        AvailableNow leaves out no topic, because it ends when there is no batch."""
-        self._hold(begins)
+        """Leave out new topics that the subscription does not hold because their owner was lost:
+        the query does not read a topic before the subscription keeps its messages. The next call of
+        `latest` tries again. AvailableNow leaves out no topic, because it ends when there is no
+        batch."""
         return {
             it: place
             for it, place in begins.items()

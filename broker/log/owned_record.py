@@ -353,7 +353,9 @@ async def _pass_version(
     ours = decode_topic(taken.value)
 
     def write(stored: bytes | None) -> bytes:
-        found = ours if stored is None else decode_topic(stored)
+        if stored is None:  # the next request creates the topic again
+            raise LogFenced(str(name), "another broker has deleted its new record")
+        found = decode_topic(stored)
         is_other = (found.incarnation, found.epoch) != (ours.incarnation, ours.epoch)
         if is_other and (found.incarnation == ours.incarnation or found.epoch > epoch_min):
             why = f"another broker owns it at epoch {found.epoch}, ours was {ours.epoch}"

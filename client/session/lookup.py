@@ -292,7 +292,7 @@ class Lookup:
             except ConnectError as error:
                 failures.append(f"{broker}: {error.reason}")
                 self._turn_from(broker)
-            except asyncio.CancelledError:  # the broker may be silent
+            except (PulsarException, asyncio.CancelledError):  # it refuses sessions, or is silent
                 self._turn_from(broker)
                 raise
             else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
 import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, client_among, data, publish, receive
 
+from magnetar.client.errors import NotAllowedError
 from magnetar.client.options import ConsumerType
+from magnetar.client.session.lookup import Lookup
 from magnetar.protos import pulsar_pb2 as pb
 
 MANY = 1000  # more questions than a client asks within its time limit
@@ -56,3 +59,21 @@ async def test_consumer_with_retries_asks_for_its_letter_topics_again_after_a_te
         cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, cut_off(), cut_off())
         consumer = await client.subscribe("t", "s", ConsumerType.Shared, enable_retry=True)
         assert consumer.is_connected()
+
+
+async def test_a_broker_that_refuses_the_session_is_not_asked_first_again() -> None:
+    """It may be at its limit of connections, while the others have room."""
+    asked: list[str] = []
+
+    class RefusingPool:
+        async def connection(self, broker: str, _: object) -> str:
+            asked.append(broker)
+            if len(asked) == 1:
+                raise NotAllowedError("too many connections", broker=broker)
+            return broker
+
+    lookup = Lookup("grpc://a:1,b:1", cast("Any", RefusingPool()), timeout_s=30, silence_s=5)
+    with pytest.raises(NotAllowedError):
+        await lookup.any_broker()
+    assert cast("Any", await lookup.any_broker()) == asked[1]
+    assert asked[0] != asked[1]

@@ -365,6 +365,8 @@ class Mailbox:
             removed = [one for one in self._messages if unwanted(one)]
             if removed:
                 self._messages = deque(one for one in self._messages if not unwanted(one))
+                if self._waiting:
+                    self.on_waiting()
             return removed
 
     def fail(self, error: PulsarException) -> None:

@@ -328,6 +328,7 @@ class ProducerAdmission:
     async def _promote(self, handle: ProducerHandle) -> None:
         """The first producer of the queue becomes exclusive."""
         try:
+            self._require_open()
             self._require_epoch(handle.request)
             await self._grant_epoch(handle)
             self._require_open()

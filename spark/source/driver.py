@@ -122,9 +122,13 @@ class StreamDriver:
             offsets = Offsets({}, self._begin())
             begins = offsets.begun
         else:
-            self._poll(offsets.places)
-            self._add_unknown(offsets.places)
-            begins = self._begins_now(offsets.places)
+            try:
+                self._poll(offsets.places)
+                self._add_unknown(offsets.places)
+                begins = self._begins_now(offsets.places)
+            except (DataLost, ReadStalled):
+                self._hold(offsets.places)  # QueryFenced, if a newer query has gone on
+                raise
             # In one call: a lost owner of one topic must not keep the others from being held.
             self._hold({**offsets.places, **begins})
             begins = self._held_of(begins, offsets.places)

@@ -69,8 +69,9 @@ class CursorReplay:
             state = self._states[record.subscription] = AckState(self._chain, EARLIEST)
         match record:
             case records.Marked():
-                # Entry -1 means that there was no entry before the position. The mark's ledger may
-                # have been deleted while empty, and the log may continue in one with a smaller id.
+                # Entry -1: the log had no entry before this mark, so nothing is acknowledged. The
+                # mark must not be applied: its ledger may have been deleted while it was empty,
+                # and the log may have continued in a ledger with a smaller id.
                 if record.mark.entry >= 0:
                     state.on_ack_cumulative(record.mark)
             case records.Entries():

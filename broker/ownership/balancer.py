@@ -102,5 +102,5 @@ class Balancer:
             return
         log.info("moving a bundle", bundle=str(bundle), to=to.broker)
         self._moved_s[bundle] = now
-        await self._owners.release(bundle, self._unload, to=to)
-        self.moved += 1
+        if await self._owners.release(bundle, self._unload, to=to):
+            self.moved += 1

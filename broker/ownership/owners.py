@@ -193,22 +193,24 @@ class Owners:
         unload: Callable[[Bundle], Awaitable[None]],
         *,
         to: BrokerRegistration | None = None,
-    ) -> None:
+    ) -> bool:
         """Hand a bundle over: choose its next owner, unload the bundle, and write the next owner
-        into the record.
+        into the record. Returns whether the record was written.
 
         `to`: the next owner; None: the live broker with the fewest bundles. If no next owner is
         found, the bundle becomes free. If the metadata store fails, the record stays unchanged;
         another broker takes the bundle when this broker is gone.
         """
         if not self.holds(bundle):
-            return
+            return False
         self._releasing[bundle] = None
         try:
+            if to is not None:
+                self.census.note(bundle, owner_of(to))  # for the next choice of a bundle to move
             next_owner = to or await self._choose_next_owner(bundle)
             self._releasing[bundle] = next_owner
             await unload(bundle)
-            await self._give(bundle, next_owner)
+            return await self._give(bundle, next_owner)
         finally:
             del self._releasing[bundle]
             if not self._releasing:
@@ -327,14 +329,14 @@ class Owners:
         log.info("took a bundle", bundle=str(bundle), epoch=epoch)
         return self._hold(bundle)
 
-    async def _give(self, bundle: Bundle, next_owner: BrokerRegistration | None) -> None:
+    async def _give(self, bundle: Bundle, next_owner: BrokerRegistration | None) -> bool:
         try:
             stored = await self._store.get(_path(bundle))
             if stored is None or not self._is_mine(stored):
-                return
+                return False
             if next_owner is None:
                 await self._store.delete(_path(bundle), expected=stored.version)
-                return
+                return True
             ours = codec.decode_ownership(stored.value)
             record = replace(
                 ours,
@@ -348,6 +350,8 @@ class Owners:
         except MetadataError as error:
             # Another broker has taken the bundle, or will take it when this broker is gone.
             log.info("a bundle was not handed over", bundle=str(bundle), error=str(error))
+            return False
+        return True
 
     def _is_mine(self, stored: Versioned | None) -> bool:
         if stored is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -136,6 +137,21 @@ async def test_a_round_moves_no_more_than_the_limit() -> None:
         assert await it.numbers() == [60 - MOVES_PER_ROUND_MAX, MOVES_PER_ROUND_MAX]
         await it.rounds(3)
         assert await it.numbers() == [30, 30]
+
+
+async def test_a_round_takes_bundles_of_all_namespaces() -> None:
+    async with cluster() as it:
+        first = await it.join()
+        bundles = [
+            Bundle("t", namespace, f"0x{part:08x}_0x{part + 1:08x}")
+            for namespace, count in (("a", 10), ("b", 9))
+            for part in range(count)
+        ]
+        for bundle in bundles:
+            await first.owners.locate(bundle, authoritative=True)
+        await it.join()
+        await it.rounds(2)
+        assert Counter(bundle.namespace for bundle in first.unloaded) == {"a": 5, "b": 4}
 
 
 async def test_two_brokers_with_too_many_give_their_parts() -> None:

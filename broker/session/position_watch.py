@@ -212,6 +212,10 @@ class _Watch:
         if not log.has_ended:  # otherwise the topic is closing, and `_on_change` is called
             watched.unfollow()
             watched.log = log
+            if watched.seen and watched.from_ledger not in log.chain.counts:
+                # Another topic of this name, or the ledger was trimmed. The ledgers of another
+                # topic may have smaller ids, so the next message has all ledgers.
+                watched.from_ledger = 0
             watched.unfollow = log.watch(
                 partial(self._on_change, place), read_position=lambda: EARLIEST
             )

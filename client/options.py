@@ -9,7 +9,7 @@ The client does not ignore a parameter of an unsupported feature: it raises an e
 parameter. The client accepts some parameters that have no effect; each class names them.
 
 Some parameters do not exist in Apache's Python client: `hashing_scheme`, which Apache's Java and
-C++ clients have, and the parameters that a comment in their class marks.
+C++ clients have, and others that follow a comment in their class.
 """
 
 from __future__ import annotations
@@ -361,8 +361,8 @@ class ClientOptions:
     - `message_listener_threads`: the maximum number of threads that call the listeners of a
       synchronous client. One thread makes all calls of a listener.
     - `use_tls`: True selects TLS for a URL without TLS.
-    - `tls_trust_certs_file_path`: a PEM file with the certificate authorities to trust. None: the
-      authorities that the system trusts.
+    - `tls_trust_certs_file_path`: a PEM file with the certificate authorities to trust. None or an
+      empty text: the authorities that the system trusts.
     - `tls_allow_insecure_connection`: True accepts any certificate. Over gRPC, True raises
       NotAllowedError.
     - `tls_validate_hostname`: True checks the host's name in the broker's certificate. The default
@@ -730,6 +730,8 @@ class ConsumerOptions:
             backoff = getattr(self, name)
             if backoff is not None and not callable(getattr(backoff, "next", None)):
                 raise InvalidConfiguration(f"{name} must have a method next(), not {backoff!r}")
+        if self.unacked_messages_timeout_ms is not None:
+            _expect_at_least(0, "unacked_messages_timeout_ms", self.unacked_messages_timeout_ms)
         if self.unacked_messages_timeout_ms:
             _expect_at_least(
                 UNACKED_TIMEOUT_MS_MIN,

@@ -79,7 +79,7 @@ class Tls:
         if key is not None:
             _refuse_encrypted_key(key)
         return grpc.ssl_channel_credentials(
-            root_certificates=_read("tls_trust_certs_file_path", self.trust_certs),
+            root_certificates=_read("tls_trust_certs_file_path", self.trust_certs or None),
             private_key=_read("tls_private_key_file_path", key),
             certificate_chain=_read("tls_certificate_file_path", certificate),
         )

@@ -133,6 +133,8 @@ def test_topics_are_a_name_a_list_or_a_pattern() -> None:
         (ProducerOptions, {"batching_max_messages": 0}),
         (ProducerOptions, {"properties": {"a": 1}}),
         (ConsumerOptions, {"unacked_messages_timeout_ms": 9999}),
+        (ConsumerOptions, {"unacked_messages_timeout_ms": ""}),
+        (ConsumerOptions, {"unacked_messages_timeout_ms": False}),
         (ConsumerOptions, {"receiver_queue_size": -1}),
         (ConsumerOptions, {"consumer_type": 1}),
         (ConsumerOptions, {"subscription_name": ""}),

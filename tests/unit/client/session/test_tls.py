@@ -163,6 +163,11 @@ def test_files_that_cannot_be_used_are_named(scheme: str, option: str, value: An
 
 
 @pytest.mark.parametrize("scheme", ["grpcs", "pulsar+ssl"])
+def test_an_empty_path_of_authorities_means_those_of_the_system(scheme: str) -> None:
+    dialer_of(ClientOptions(f"{scheme}://a", tls_trust_certs_file_path=""))
+
+
+@pytest.mark.parametrize("scheme", ["grpcs", "pulsar+ssl"])
 @pytest.mark.parametrize("form", ["PKCS8", "TraditionalOpenSSL"])
 def test_encrypted_private_key_is_refused_without_a_question_on_the_terminal(
     scheme: str, form: str, tmp_path: Path

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     )
 
 TOPICS_MAX: Final = 1_000
-"""The topics of one source with a series of their own: those that are furthest behind. The series
-OTHERS is the sum of the other topics. A thousand topics are about 150 kB a scrape."""
+"""The limit of topics of one source that have a series each: the topics that are furthest behind.
+The series OTHERS is the sum of the other topics. A thousand topics are about 150 kB a scrape."""
 OTHERS: Final = "others"
 
 
@@ -100,7 +100,8 @@ class ProgressMetrics(StreamingQueryListener, Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of the queries that run."""
-        # A query that was started again may end after its successor began: the newest run counts.
+        # When a query is started again, its old run may end after the new run has begun. Of two
+        # runs with one name, the newer one counts.
         queries = {query.name: query for query in list(self._queries.values())}.values()
         by_topic = ["query", "source", "topic"]
         rows = GaugeMetricFamily(
@@ -116,12 +117,12 @@ class ProgressMetrics(StreamingQueryListener, Collector):
         )
         rate = GaugeMetricFamily(
             "magnetar_spark_input_rows_per_second",
-            "Rows that arrived per second, at the last batch.",
+            "Rows that arrived per second, at the last batch; 0 while the query is idle.",
             labels=["query"],
         )
         processed = GaugeMetricFamily(
             "magnetar_spark_processed_rows_per_second",
-            "Rows that the last batch processed per second.",
+            "Rows that the last batch processed per second; 0 while the query is idle.",
             labels=["query"],
         )
         read = CounterMetricFamily(

@@ -58,8 +58,8 @@ class LogReader:
         """Read entries from `first` on, across ledgers, up to the last confirmed one; [] at the
         end.
 
-        At least one entry is returned, of any size. If the read fails after some entries, the call
-        returns these entries, and the next call raises the failure. Raises ReadFailed.
+        At least one entry is returned, of any size. If a read fails after some entries, the call
+        returns these entries. Raises ReadFailed if the first read fails.
         """
         assert entries_max > 0, entries_max
         found: list[StoredEntry] = []

@@ -5,8 +5,8 @@ receipt is for the head of the queue. When the connection is lost, the producer 
 entries again, in the same order, on the next connection.
 
 When the time limit of an entry passes, the producer reports a timeout at once. If the entry was
-sent, its place stays in the queue without the content: the receipt may still arrive, and must not
-count as the receipt of the next entry.
+sent on the present connection, its place stays in the queue without the content: the receipt may
+still arrive, and must not count as the receipt of the next entry.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 class PendingEntry:
     """One entry without a receipt.
 
-    Only two actions change an entry: sending it, and reporting its outcome, which empties it.
+    Two actions change an entry: sending it, and `expire` or `abandon`, which empty it.
     """
 
     sequence_id: int  # the id of its first message
     highest_sequence_id: int  # the id of its last message
     is_batch: bool
-    parts: list[bytes]  # the encoded entry; empty after the report
-    dones: list[Done]  # one call for each message, or one for all; empty after the report
+    parts: list[bytes]  # the encoded entry
+    dones: list[Done]  # one call for each message, or one for all
     messages: int
     message_bytes: int
     due_at: float | None  # None: no time limit
-    # When the outcome of this entry is reported, this number of messages is no longer pending: 0
-    # for a chunk before the last.
+    # How many messages are no longer pending when the outcome of this entry is reported: 0 for a
+    # chunk before the last.
     reserved: int = -1  # -1: as many as `messages`
     is_chunk: bool = False
     sent_at: float = 0.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from magnetar.spark.access import Access
     from magnetar.spark.sink.options import WriteOptions
 
-REDIRECTS_MAX: Final = 4  # the redirects in one round; the next round begins after a delay
+REDIRECTS_MAX: Final = 4  # the redirects that one request follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Policies:
 
 
 def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
-    """Ask the brokers in turn, until one answers. `sink`: the sink whose last note the answer has;
-    empty: the answer has no note.
+    """Ask the brokers in turn, until one answers. The answer has the last note of `sink`; if `sink`
+    is empty, it has no note.
 
     Raises WriteRefused, WriteStalled.
     """

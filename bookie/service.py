@@ -110,7 +110,7 @@ class BookieCounts:
     """Work done since the start."""
 
     adds_stored: int = 0
-    adds_refused: int = 0
+    adds_refused: int = 0  # answered with any code but OK
     add_bytes: int = 0
     reads: int = 0
     entries_read: int = 0
@@ -244,11 +244,10 @@ class BookieService:
     def _take_frame(self, frame: Buffer, outbox: Outbox) -> None:
         adds = decode_adds(frame)  # a frame that is damaged anywhere has no effect
         if self.state is not State.SERVING:
-            outbox.put(*_acks(adds, BookieCode.STOPPING))
+            self._refuse(adds, BookieCode.STOPPING, outbox)
             return
         if self._commit.overloaded:
-            self.counts.adds_refused += len(adds)
-            outbox.put(*_acks(adds, BookieCode.OVERLOADED))
+            self._refuse(adds, BookieCode.OVERLOADED, outbox)
             return
         self.counts.add_bytes += len(frame)
         admitted = self._admission.admit(adds)
@@ -263,7 +262,7 @@ class BookieService:
         if self.state is not State.SERVING:
             code = BookieCode.STOPPING
         if code is not BookieCode.OK:
-            outbox.put(b"".join(_acks(adds, code)))
+            self._refuse(adds, code, outbox)
             return
         with suppress(StorageFailed):  # `run` raises this error, too
             self._answer(self._admission.admit(adds, verified=True), outbox)
@@ -275,6 +274,10 @@ class BookieService:
             outbox.put(b"".join(admitted.refused))
         if admitted.stored:
             self._commit.when_durable(partial(outbox.put, b"".join(admitted.stored)))
+
+    def _refuse(self, adds: Sequence[Add], code: BookieCode, outbox: Outbox) -> None:
+        self.counts.adds_refused += len(adds)
+        outbox.put(b"".join(_acks(adds, code)))
 
     # -- Presence of brokers -------------------------------------------------------------------
 

@@ -116,6 +116,7 @@ async def test_a_refused_ledger_stores_nothing_and_is_checked_again(code: Bookie
         gate.answer(1, code)
         assert await writer.add(add(1, 0), add(1, 1)) == [code, code]
         assert bookie.storage.sequence() == 0
+        assert bookie.service.counts.adds_refused == 2
         del gate.answers[1]
         gate.answer(1, OK)
         assert await writer.add(add(1, 0)) == [OK]

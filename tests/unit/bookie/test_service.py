@@ -298,6 +298,7 @@ async def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_un
             await wait_until(lambda: bookie.service.state is State.STOPPING)
             await writer.send(add(1, 1))
             assert await writer.acks(1) == [(1, 1, BookieCode.STOPPING)]
+            assert bookie.service.counts.adds_refused == 1
             assert await bookie.read(read_request(0, 0)) == [none(0, BookieCode.STOPPING)]
             late = await bookie.connect()
             assert late.reply is not None

@@ -20,6 +20,7 @@ from magnetar.bookie.storage.format import (
     Identity,
     Watermark,
     decode_ledger_record,
+    decode_tombstone,
 )
 from magnetar.bookie.storage.former import former_incarnations, make_view
 from magnetar.bookie.storage.layout import FORMER, LOCK, STORE, WATERMARK, find, in_use
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 _PAGE: Final = 1000
 # The damaged entries of each ledger that are listed; further ones are only counted.
 NAMED_MAX: Final = 100
+
+RECORD_REMEDY: Final = (
+    "The bookie answers each request for a ledger with a damaged record with 'unknown'. Start the "
+    "bookie and run `magnetar bookies decommission`, which copies the ledgers from other bookies. "
+    "Then start the bookie on an empty directory."
+)
 
 
 @dataclass(slots=True)
@@ -141,7 +148,7 @@ def _store(directory: Path, incarnation: str, view: Path, *, verify: bool) -> St
         owner = (storage.owner() or b"none").decode(errors="replace")
         if incarnation and owner != incarnation:
             facts.damage.append(f"the store belongs to {owner!r}")
-        facts.tombstones = sum(1 for _ in _tombstones(storage))
+        facts.tombstones = sum(1 for _ in _tombstones(storage, facts.damage))
         for each in _ledgers(storage):
             facts.ledgers.append(_ledger(storage, each, facts.damage, verify=verify))
     except StorageFailed as error:
@@ -182,21 +189,27 @@ def _ledgers(storage: RocksStorage) -> Iterator[int]:
         after = page[-1]
 
 
-def _tombstones(storage: RocksStorage) -> Iterator[int]:
+def _tombstones(storage: RocksStorage, damage: list[str]) -> Iterator[int]:
+    """Yield the deleted ledgers. Add each damaged tombstone to `damage`."""
     after = -1
     while page := storage.tombstones(after, ledgers_max=_PAGE):
-        yield from (ledger for ledger, _ in page)
+        for ledger, stone in page:
+            try:
+                decode_tombstone(stone)
+            except FormatDamaged as error:
+                damage.append(f"the tombstone of deleted ledger {ledger}: {error.reason}")
+            yield ledger
         after = page[-1][0]
 
 
 def _ledger(storage: RocksStorage, ledger: int, damage: list[str], *, verify: bool) -> LedgerFacts:
-    """Return the readable facts of the ledger. If not all of its entries can be listed, add the
-    reason to `damage`."""
+    """Return the readable facts of the ledger. If its record is damaged, or not all of its entries
+    can be listed, add the reason to `damage`."""
     facts = LedgerFacts(ledger)
     try:
         facts.fenced = decode_ledger_record(storage.ledger_record(ledger) or b"").fenced
-    except (FormatDamaged, StorageFailed):
-        facts.fenced = None
+    except (FormatDamaged, StorageFailed) as error:
+        damage.append(f"the record of ledger {ledger}: {error}")
     at = 0
     try:
         while page := storage.entry_ids(ledger, at, entries_max=_PAGE):

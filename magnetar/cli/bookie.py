@@ -12,7 +12,7 @@ import typer
 from magnetar.bookie.config import BookieConfig
 from magnetar.bookie.errors import StartRefused
 from magnetar.bookie.main import run_bookie
-from magnetar.bookie.storage.inspection import inspect_directory
+from magnetar.bookie.storage.inspection import RECORD_REMEDY, inspect_directory
 from magnetar.cli.role import add_role_group
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def _print(facts: DirectoryFacts) -> None:
     for damage in facts.damage:
         typer.echo(f"DAMAGED: {damage}")
     _print_store(facts.store)
+    if any(ledger.fenced is None for ledger in facts.store.ledgers):
+        typer.echo(RECORD_REMEDY)
     for former in facts.formers:
         typer.echo(f"\nformer incarnation {former.incarnation}")
         _print_store(former)

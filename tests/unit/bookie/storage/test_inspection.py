@@ -93,16 +93,35 @@ def test_an_inspection_reports_gaps_fences_and_damaged_entries(tmp_path: Path) -
     puts = [(ledger_key(3), encode_ledger_record(record))]
     puts += [(entry_key(3, entry), envelope(3, entry)) for entry in (2, 3, 5, 8)]
     puts += [(entry_key(3, 9), bytes(torn)), (entry_key(3, 10), envelope(3, 11))]
-    directory.storage.write([*puts, (ledger_key(4), b"no record")])
+    directory.storage.write(puts)
     directory.close()
     whole = inspect_directory(tmp_path / "live", verify=False)
     assert whole.whole  # checksums were not verified
     facts = inspect_directory(tmp_path / "live", verify=True)
     assert not facts.whole
-    [ledger, bad] = facts.store.ledgers
+    [ledger] = facts.store.ledgers
     assert (ledger.fenced, ledger.entries, ledger.first, ledger.last) == (True, 6, 2, 10)
     assert (ledger.runs, ledger.damaged, ledger.damaged_entries) == (3, 2, [9, 10])
-    assert (bad.ledger, bad.fenced, bad.entries) == (4, None, 0)
+
+
+def test_an_inspection_reports_a_damaged_ledger_record_and_tombstone(tmp_path: Path) -> None:
+    directory = run(DirectoryCluster().start(tmp_path / "live"))
+    record = encode_ledger_record(LedgerRecord(KEY, fenced=True, created_ms=0))
+    directory.storage.write([(ledger_key(3), record), (ledger_key(4), b"no record")])
+    directory.storage.write([(entry_key(4, 0), envelope(4, 0))])
+    directory.storage.delete_ledger(5, b"no tombstone")
+    directory.close()
+    status, output = inspect(tmp_path / "live")
+    assert status == 1
+    assert "DAMAGED: the record of ledger 4: 9 bytes instead of 22" in output
+    assert "DAMAGED: the tombstone of deleted ledger 5: 12 bytes instead of 22" in output
+    assert "magnetar bookies decommission" in output
+    facts = inspect_directory(tmp_path / "live", verify=False)
+    assert not facts.whole
+    assert [(it.ledger, it.fenced, it.entries) for it in facts.store.ledgers] == [
+        (3, True, 0),
+        (4, None, 1),
+    ]
 
 
 def test_a_ledger_that_cannot_be_listed_hides_no_other(tmp_path: Path) -> None:

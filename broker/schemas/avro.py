@@ -267,13 +267,13 @@ class _Resolution:
                 return ""
             return f"{reader.kind} does not read {writer.kind}"
         if reader.name and not _same_name(reader, writer):
-            return f"the name changed from {writer.name} to {reader.name}"
+            return f"the name is {reader.name}, in the messages {writer.name}"
         match reader.kind:
             case "array" | "map":
                 return self.problem(reader.parts[0], writer.parts[0], depth)
             case "fixed":
-                sizes = f"{writer.size} to {reader.size}"
-                return "" if reader.size == writer.size else f"{reader.name}: size {sizes}"
+                sizes = f"{reader.size} bytes, in the messages {writer.size}"
+                return "" if reader.size == writer.size else f"{reader.name} has {sizes}"
             case "enum":
                 self._spend(len(writer.symbols))
                 missing = writer.symbols - reader.symbols
@@ -292,7 +292,8 @@ class _Resolution:
             if source is None:
                 # The default of an enum type does not help: it only replaces unknown symbols.
                 if not wanted.has_default:
-                    return f"field {wanted.name} of {reader.name} is new and has no default"
+                    field = f"field {wanted.name} of {reader.name}"
+                    return f"{field} has no default, and the messages lack it"
                 continue
             problem = self.problem(wanted.type, source.type, depth)
             if problem:

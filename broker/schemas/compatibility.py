@@ -106,7 +106,7 @@ def _key_value(reader: Schema, writer: Schema) -> str:
     )
     for what, mine, theirs in pairs:
         if mine.type != theirs.type:
-            return f"the {what}'s type changed from {theirs.type} to {mine.type}"
+            return f"the {what} has the type {mine.type}, in the messages {theirs.type}"
         kind = SchemaType.__members__.get(mine.type, SchemaType.NONE)
         one, other = (Schema(kind, it.data, "", {}, b"") for it in (mine, theirs))
         if kind is not SchemaType.KEY_VALUE and (problem := _reader_of(kind)(one, other)):

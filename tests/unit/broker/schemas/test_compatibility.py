@@ -250,3 +250,34 @@ def test_an_invalid_stored_definition_refuses_a_schema_and_fails_nothing_else() 
     stored = Schema(SchemaType.AVRO, b'{"type": "enum", "name": "E"}', "", {}, b"")
     with pytest.raises(IncompatibleSchema, match="the earlier schema is not valid"):
         require_compatible(ONE, stored, Strategy.FULL)
+
+
+@pytest.mark.parametrize(
+    ("new", "earlier", "strategy", "why"),
+    [
+        (
+            avro("a", "b"),
+            ONE,
+            Strategy.BACKWARD,
+            "new schema cannot read earlier messages: field b",
+        ),
+        (ONE, avro("a", "b"), Strategy.FORWARD, "earlier schema cannot read new messages: field b"),
+        (
+            protobuf(root="p.New"),
+            protobuf(root="p.Old"),
+            Strategy.FORWARD,
+            "new messages: the root message is p.Old, in the messages p.New",
+        ),
+        (
+            key_value(TEXT, ONE),
+            key_value(ONE, ONE),
+            Strategy.FORWARD,
+            "new messages: the key has the type AVRO, in the messages STRING",
+        ),
+    ],
+)
+def test_a_refusal_tells_the_reader_from_the_messages(
+    new: Schema, earlier: Schema, strategy: Strategy, why: str
+) -> None:
+    with pytest.raises(IncompatibleSchema, match=why):
+        require_compatible(new, earlier, strategy)

@@ -208,6 +208,8 @@ class UnderReplicationRecords:
         bad: tuple[BadCopy, ...] = (),
         narrow: bool = False,
     ) -> bool:
+        """Add to the record. False: the record has all of this already. After a lost reply also
+        False, if this call itself has added it."""
         added = UnderReplication(self._clock.now_ms(), lost, bad, narrow)
         changed = False
 
@@ -215,10 +217,9 @@ class UnderReplicationRecords:
             nonlocal changed
             before = None if value is None else decode_under_replication(value)
             after = added if before is None else before.merged(added)
-            if after == before:
-                return KEEP
-            changed = True
-            return encode_under_replication(after)
+            # `update` calls this again after a lost race: only the last call's result counts.
+            changed = after != before
+            return encode_under_replication(after) if changed else KEEP
 
         path = paths.under_replicated(ledger)
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S

@@ -9,10 +9,12 @@ from support import ManualClock
 
 from magnetar.bookie.repair.under_replication_records import UNLOCK_S, UnderReplicationRecords
 from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_under_replication
 from magnetar.metadata.errors import OutcomeUnknown
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.model import BookieId, EntryId, LedgerId, Member
-from magnetar.metadata.under_replication import BadCopy
+from magnetar.metadata.store import ABSENT
+from magnetar.metadata.under_replication import BadCopy, UnderReplication
 
 A, B, C = (Member(BookieId(name), f"{number:032x}") for number, name in enumerate("abc"))
 LEDGER = LedgerId(12_345)
@@ -250,3 +252,35 @@ async def test_a_stale_read_of_a_removed_record_adds_it_again() -> None:
     await here.clear(record)
     assert await there.add_lost(LEDGER, [A])
     assert await here.get(LEDGER) is not None
+
+
+async def test_an_addition_that_lost_a_race_against_the_same_addition_changes_nothing() -> None:
+    tree = MemoryTree()
+    first, second = (UnderReplicationRecords(MemoryStore(tree), ManualClock()) for _ in range(2))
+    for addition in ([A], [B]):  # to a new record, then to an existing one
+        async with asyncio.TaskGroup() as group:
+            both = [group.create_task(each.add_lost(LEDGER, addition)) for each in (first, second)]
+        assert sorted(task.result() for task in both) == [False, True]
+
+
+async def test_a_record_that_is_removed_after_a_lost_race_is_added_again() -> None:
+    """The read after the lost race is stale: it shows the record of the other process."""
+    tree = MemoryTree()
+    value = encode_under_replication(UnderReplication(created_ms=0, lost=frozenset({A})))
+    done: list[str] = []
+
+    def meddle(operation: str, path: str) -> None:
+        if operation == "put" and not done:
+            tree.tree.put(path, value, expected=ABSENT)
+            done.append("added")
+        elif operation == "get" and done == ["added"]:
+            store.fall_behind()
+            tree.tree.delete(path, expected=0)
+            done.append("removed")
+
+    store = MemoryStore(tree, faults=meddle)
+    assert await UnderReplicationRecords(store, ManualClock(5)).add_lost(LEDGER, [A])
+    assert done == ["added", "removed"]
+    record = await UnderReplicationRecords(MemoryStore(tree), ManualClock()).get(LEDGER)
+    assert record is not None
+    assert record.faults.created_ms == 5

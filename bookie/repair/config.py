@@ -24,8 +24,9 @@ class RepairConfig:
     check_period_s: float = 7 * 86400.0
     # The rate of reads from the metadata store: a million ledgers take about a quarter of an hour.
     scan_ledgers_per_s: int = 1000
-    # The rate of one process: a bookie's disk of 1 TB is copied in two hours, and half of a 2
-    # Gbit/s link stays free.
+    # The rate at which one process reads entries to copy them: a bookie's disk of 1 TB is copied in
+    # two hours, and half of a 2 Gbit/s link stays free. With E > Qw, the process reads some entries
+    # that it does not copy.
     copy_bytes_per_s: int = 128 * MIB
     # Concurrent ledgers: each has up to 1 MiB in flight, and two reads of 2 MiB.
     ledgers_at_once: int = 4

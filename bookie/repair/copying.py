@@ -3,12 +3,13 @@
 The process reads each entry from any other replica with a sound copy. It sends the entry byte for
 byte, so that all copies stay equal. A bookie accepts an add with the COPY flag even if the ledger
 is fenced, and the add fences nothing. The next piece is read while the previous one is sent and
-stored. The bytes in flight and the rate are limited.
+stored. The bytes in flight and the rate of reading are limited.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.handle import LedgerReader
@@ -58,14 +59,13 @@ async def copy_entries(
     try:
         async with asyncio.TaskGroup() as group:
             ahead = _ReadAhead(reader, quorum_of(metadata), seat, first, last, group)
-            while (entries := await ahead.next()) is not None:
-                size = sum(len(entry.envelope) for entry in entries)
-                await asyncio.sleep(pace.delay_s(size, loop.time()))
-                for entry in entries:
+            while (piece := await ahead.next()) is not None:
+                await asyncio.sleep(pace.delay_s(piece.read_bytes, loop.time()))
+                for entry in piece.entries:
                     await sending.wait_room()
                     head = ADD.pack(COPY, len(entry.envelope), metadata.master_key)
                     sending.put(entry.entry, head, entry.envelope)
-                copied += size
+                copied += sum(len(entry.envelope) for entry in piece.entries)
             await sending.wait_stored()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -74,12 +74,18 @@ async def copy_entries(
     return copied
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    entries: list[LedgerEntry]  # the entries that are striped to the seat
+    read_bytes: int  # the bytes of all entries that were read for them
+
+
 class _ReadAhead:
     """The entries first..last that are striped to a seat, in pieces, with one piece read ahead.
 
-    Entries between the seat's stripes are read too, and dropped. The gaps of a stripe are shorter
-    than its runs, and one long read is cheaper than many short ones. If such an entry cannot be
-    read, the next read begins after it.
+    Entries between the seat's stripes are read too, and dropped, because one long read is cheaper
+    than many short ones. Usually the gaps between the stripes are shorter than the stripes. If an
+    entry in a gap cannot be read, the next read begins after it.
     """
 
     def __init__(
@@ -99,13 +105,16 @@ class _ReadAhead:
         self._group = group
         self._reading = self._begin(first)
 
-    async def next(self) -> list[LedgerEntry] | None:
+    async def next(self) -> _Piece | None:
         """Return the next piece. None: all entries were read. Raises EntryUnreadable."""
         if self._reading is None:
             return None
         found = await self._reading
         self._reading = self._begin(found[-1].entry + 1)
-        return [each for each in found if self._quorum.write_set(each.entry) >> self._seat & 1]
+        return _Piece(
+            [each for each in found if self._quorum.write_set(each.entry) >> self._seat & 1],
+            sum(len(each.envelope) for each in found),
+        )
 
     def _begin(self, entry: int) -> asyncio.Task[list[LedgerEntry]] | None:
         at = self._quorum.run_of(self._seat, entry).start

@@ -56,7 +56,7 @@ class AutorecoveryConfig(RoleConfig):
     copy_bytes_per_s: int = Field(
         _STANDARD.copy_bytes_per_s,
         ge=1 << 20,
-        description="rate limit for the copies of this process",
+        description="rate limit for reading the entries that this process copies",
     )
     ledgers_at_once: int = Field(
         _STANDARD.ledgers_at_once, ge=1, description="ledgers repaired concurrently"

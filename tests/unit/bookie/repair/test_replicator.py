@@ -655,3 +655,19 @@ async def test_copying_keeps_to_its_rate() -> None:
             await repaired(nodes, before.ledger)
         # 8 MB at 1 MiB/s; the last piece of 4 MiB may go at once.
         assert 3.0 <= loop.time() - began <= 12.0
+
+
+async def test_entries_between_the_stripes_count_for_the_rate() -> None:
+    loop = asyncio.get_running_loop()
+    sizes = LedgerConfig(ensemble_size=5, write_quorum=2, ack_quorum=2)
+    async with bookie_cluster(6) as nodes, nodes.process(sizes) as ledgers:
+        before = await written(ledgers, 80, size=100_000)
+        dead = nodes.bookie(before.segments[0].members[0])
+        await lose(nodes, dead)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        began = loop.time()
+        async with replicating(nodes, RepairConfig(copy_bytes_per_s=1 << 20)) as replicator:
+            await repaired(nodes, before.ledger)
+            assert replicator.counts.copied_bytes < 4_000_000
+        # 8 MB are read at 1 MiB/s, for 3.2 MB of copies; the last piece of 2 MiB may go at once.
+        assert 5.0 <= loop.time() - began <= 12.0

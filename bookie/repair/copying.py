@@ -12,10 +12,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.handle import LedgerReader
 from magnetar.bookie.ledger.quorum import quorum_of
 from magnetar.bookie.repair.errors import CopyFailed
+from magnetar.bookie.repair.plan import missing, striped
 from magnetar.protos.envelope import ADD, COPY, BookieCode
+from magnetar.runtime.errors import StreamClosed
 
 if TYPE_CHECKING:
     from magnetar.bookie.ledger.add_stream import AddStream
@@ -33,29 +36,41 @@ UNANSWERED_BYTES_MAX: Final = 1 << 20
 200 MB/s. More bytes would only delay the appends of writers: with 8 MiB their median latency rises
 from 4 to 50 ms, with this limit to 9 (measured)."""
 
+COMPARED_AT_ONCE: Final = 10_000
+"""Entry ids that one step compares with a bookie's list: a few milliseconds."""
+
+
+@dataclass(slots=True)
+class CopyProgress:
+    """How far a copy has come, also when it failed."""
+
+    following: int  # the target has the seat's entries before this one on disk
+    copied_bytes: int = 0
+
 
 async def copy_entries(
     metadata: LedgerMetadata,
     seat: int,
-    first: int,
     last: int,
     target: Member,
     services: Services,
     pace: Pace,
-) -> int:
-    """Make `target` store durably the entries first..last that are striped to `seat`; they must be
-    in one segment. Returns the copied bytes.
+    progress: CopyProgress,
+) -> None:
+    """Make `target` store durably the entries from `progress.following` to `last` that are striped
+    to `seat`; they must be in one segment. Updates `progress`, also if it raises an error.
 
-    Raises EntryUnreadable if no replica returns an entry, and CopyFailed; some entries may be
-    stored then.
+    Raises EntryUnreadable if no replica returns an entry, and CopyFailed.
     """
     stream = services.pool.copies(target)
     if not await stream.connect(services.config.connect_timeout_s):
         raise CopyFailed(metadata.ledger, target.bookie, BookieCode.CONNECTION_LOST)
     reader = LedgerReader(metadata, services)
-    sending = _Sending(metadata.ledger, stream, silence_max_s=2 * services.config.add_timeout_s)
+    first = progress.following
+    sending = _Sending(
+        metadata.ledger, stream, first, silence_max_s=2 * services.config.add_timeout_s
+    )
     loop = asyncio.get_running_loop()
-    copied = 0
     try:
         async with asyncio.TaskGroup() as group:
             ahead = _ReadAhead(reader, quorum_of(metadata), seat, first, last, group)
@@ -65,13 +80,39 @@ async def copy_entries(
                     await sending.wait_room()
                     head = ADD.pack(COPY, len(entry.envelope), metadata.master_key)
                     sending.put(entry.entry, head, entry.envelope)
-                copied += sum(len(entry.envelope) for entry in piece.entries)
             await sending.wait_stored()
+            progress.following = last + 1
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
         sending.end()
-    return copied
+        progress.following = max(progress.following, sending.stored_before)
+        progress.copied_bytes += sending.stored_bytes
+
+
+async def first_missing(
+    metadata: LedgerMetadata, seat: int, first: int, last: int, member: Member, services: Services
+) -> int:
+    """Return the first of the entries first..last that is striped to `seat` and that `member` does
+    not list; last + 1: it lists all. An entry for which the bookie gives no answer counts as
+    missing."""
+    at = first
+    while at <= last:
+        try:
+            async with asyncio.timeout(services.config.read_timeout_s):
+                page = await services.pool.peer(member).list_entries(metadata.ledger, at)
+        except (BookieUnavailable, StreamClosed, TimeoutError):
+            return at
+        found = page.runs if page.code is BookieCode.OK else ()
+        held = [range(run.first, run.first + run.count) for run in found]
+        end = min(last, at + COMPARED_AT_ONCE - 1)
+        if page.more and held:
+            end = min(end, held[-1].stop - 1)
+        gaps = missing(striped(metadata, seat, at, end), held)
+        if gaps:
+            return gaps[0].start
+        at = end + 1
+    return last + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +168,23 @@ class _ReadAhead:
 class _Sending:
     """An AddSink: adds of one ledger to one bookie, and their outstanding acks."""
 
-    def __init__(self, ledger: int, stream: AddStream, *, silence_max_s: float) -> None:
+    def __init__(self, ledger: int, stream: AddStream, first: int, *, silence_max_s: float) -> None:
+        """`first`: the first entry. The entries must be sent in ascending order."""
+        self.stored_bytes = 0
         self._ledger = ledger
         self._stream = stream
+        self._following = first  # the entry after the last one that was sent
         self._silence_max_s = silence_max_s
-        self._sizes: dict[int, int] = {}  # the sizes of entries without an ack
+        self._sizes: dict[int, int] = {}  # the sizes of entries without an ack, ascending
         self._unanswered_bytes = 0
         self._failure: CopyFailed | None = None
         self._moved = asyncio.Event()
         stream.attach(ledger, self)
+
+    @property
+    def stored_before(self) -> int:
+        """All sent entries before this one are on the bookie's disk."""
+        return next(iter(self._sizes), self._following)
 
     def put(self, entry: int, head: bytes, envelope: bytes) -> None:
         """Send an add. Raises CopyFailed."""
@@ -144,6 +193,8 @@ class _Sending:
         if self._failure is not None:
             raise self._failure
         assert self._stream.put is not None
+        assert entry >= self._following, (entry, self._following)
+        self._following = entry + 1
         self._sizes[entry] = len(envelope)
         self._unanswered_bytes += len(envelope)
         self._stream.put(head, envelope)
@@ -174,7 +225,9 @@ class _Sending:
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
         for entry in entries:
-            self._unanswered_bytes -= self._sizes.pop(entry, 0)
+            size = self._sizes.pop(entry, 0)
+            self._unanswered_bytes -= size
+            self.stored_bytes += size
         self._moved.set()
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:

@@ -22,24 +22,30 @@ The replicator retries a failed repair with growing pauses. The under-replicatio
 reason. The replicator stores each finished step at once, so that no retry repeats it. After copying
 entries to a new member, it names the member in the metadata. After replacing bad copies, it removes
 them from the record. If another process has changed the record meanwhile, the replaced copies may
-be bad again. Then the record stays as it is, and the next repair replaces these copies again. A
-step that failed begins again at its first entry.
+be bad again. Then the record stays as it is, and the next repair replaces these copies again.
+
+A retry also continues a step that failed. The replicator removes from the record those bad copies
+that it has replaced before the failure. It remembers in memory which entries it has copied to a new
+member (`unfinished_copies.py`). The new member may have deleted these entries between the attempts,
+so the retry first asks the bookie for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, assert_never
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.bookie.ledger.health import Grade
 from magnetar.bookie.ledger.quorum import Quorum
-from magnetar.bookie.repair.copying import copy_entries
-from magnetar.bookie.repair.errors import NoTarget, Overtaken, RepairError, StillWritten
+from magnetar.bookie.repair.copying import CopyProgress, copy_entries, first_missing
+from magnetar.bookie.repair.errors import CopyFailed, NoTarget, Overtaken, RepairError, StillWritten
 from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.repair.pause import PauseWatch
-from magnetar.bookie.repair.plan import Move, Rewrite, Widen, plan_repair
+from magnetar.bookie.repair.plan import Move, Rewrite, plan_repair
+from magnetar.bookie.repair.unfinished_copies import UnfinishedCopies, UnfinishedCopy
 from magnetar.metadata import paths
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import BookieId, LedgerId, LedgerState, Member
@@ -142,6 +148,7 @@ class Replicator:
         self._recover = recover
         self._sample_max = sample_max
         self._pace = Pace(config.copy_bytes_per_s)
+        self._unfinished = UnfinishedCopies()
         self._wake = asyncio.Event()
         self._pause = PauseWatch(store, on_change=self._wake.set)
         self._working: set[LedgerId] = set()
@@ -235,16 +242,22 @@ class Replicator:
             step = next((s for s in plan.steps if s not in done and s not in failed), None)
             if step is None:
                 break
+            if isinstance(step, Rewrite):
+                done.add(step)
+                following, error = await self._rewrite(step, metadata)
+                if error is not None:
+                    failed[replace(step, first=following)] = error  # the rest waits for a retry
+                if following > step.first and locked():
+                    left = record.faults.rewritten(step.member, step.first, following - 1)
+                    record = await self._under_replication.replace(record, left) or record
+                continue
             try:
-                await self._do(step, metadata, locked)
+                if isinstance(step, Move):
+                    await self._move(step, metadata, locked)
+                else:
+                    await self._widen(metadata, locked)
             except (RepairError, LedgerError) as error:
                 failed[step] = error
-            else:
-                if isinstance(step, Rewrite):
-                    done.add(step)
-                    if locked():
-                        left = record.faults.rewritten(step.member, step.first, step.last)
-                        record = await self._under_replication.replace(record, left) or record
         if metadata is not None and not failed and plan.unwritable:
             why_not = await self._maybe_recover(metadata, plan)
             if why_not is None:
@@ -277,23 +290,26 @@ class Replicator:
         )
         return plan_repair(metadata, faults, gone, copies_wanted=self._services.config.write_quorum)
 
-    async def _do(self, step: Step, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
-        match step:
-            case Move():
-                await self._move(step, metadata, locked)
-            case Rewrite():
-                await self._copy(metadata, step.seat, step.first, step.last, step.member)
-                log.info(
-                    "entries written again",
-                    ledger=metadata.ledger,
-                    first=step.first,
-                    last=step.last,
-                    bookie=step.member.bookie,
-                )
-            case Widen():
-                await self._widen(metadata, locked)
-            case _:
-                assert_never(step)
+    async def _rewrite(
+        self, step: Rewrite, metadata: LedgerMetadata
+    ) -> tuple[int, RepairError | LedgerError | None]:
+        """Write the entries to their member again. Returns the first entry that may not be written
+        yet, and the error; None: all are written. Raises the errors of the metadata store."""
+        progress = CopyProgress(step.first)
+        error: RepairError | LedgerError | None = None
+        try:
+            await self._copy(metadata, step.seat, step.last, step.member, progress)
+        except (RepairError, LedgerError) as raised:
+            error = raised
+        if progress.following > step.first:
+            log.info(
+                "entries written again",
+                ledger=metadata.ledger,
+                first=step.first,
+                last=progress.following - 1,
+                bookie=step.member.bookie,
+            )
+        return progress.following, error
 
     async def _move(self, move: Move, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
         """Copy the entries of a lost member's seat to another bookie, and give this bookie the
@@ -301,13 +317,15 @@ class Replicator:
         store."""
         quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         segment = next(part for part in metadata.segments if part.first_entry == move.first)
-        target = await self._target(metadata.ledger, quorum, segment, move.seat)
-        copied = await self._copy(metadata, move.seat, move.first, move.last, target)
+        target, copied = await self._fill(
+            metadata, quorum, segment, move.seat, move.last, stripes_of=move.seat
+        )
         stored = await self._services.records.replace_member(
             metadata.ledger, move.first, move.lost, target, wanted=locked
         )
         if stored is None:
             raise Overtaken(metadata.ledger)
+        self._unfinished.drop(metadata.ledger, move.first, move.seat)
         self.counts.members_replaced += 1
         log.info(
             "member replaced",
@@ -327,21 +345,68 @@ class Replicator:
         assert metadata.last_entry is not None
         ends = [part.first_entry - 1 for part in metadata.segments[1:]] + [metadata.last_entry]
         for segment, last in zip(metadata.segments, ends, strict=True):
-            target = await self._target(metadata.ledger, quorum, segment, copies - 1)
-            # Each bookie holds all entries, so any seat is right.
-            await self._copy(metadata, 0, segment.first_entry, last, target)
+            # Each bookie holds all entries, so the stripes of any seat are right.
+            target, _ = await self._fill(metadata, quorum, segment, copies - 1, last, stripes_of=0)
             added.append(target)
         stored = await self._services.records.widen(
             metadata, added, write_quorum=self._services.config.write_quorum, wanted=locked
         )
         if stored is None:
             raise Overtaken(metadata.ledger)
+        for segment in metadata.segments:
+            self._unfinished.drop(metadata.ledger, segment.first_entry, copies - 1)
         log.info("ledger widened", ledger=metadata.ledger, copies=copies)
 
+    async def _fill(
+        self,
+        metadata: LedgerMetadata,
+        quorum: Quorum,
+        segment: Segment,
+        seat: int,
+        last: int,
+        *,
+        stripes_of: int,
+    ) -> tuple[Member, int]:
+        """Copy the entries of the segment that are striped to the seat `stripes_of` to a bookie
+        that may take `seat`. An earlier copy for this seat is continued. Returns the bookie and the
+        bytes copied now. Raises NoTarget, CopyFailed, EntryUnreadable."""
+        ledger, first = metadata.ledger, int(segment.first_entry)
+        before = self._unfinished.find(ledger, first, seat)
+        target = await self._target(ledger, quorum, segment, seat, before)
+        reached = there = first
+        if before is not None and before.target == target:
+            reached = before.following
+            there = await first_missing(
+                metadata, stripes_of, first, reached - 1, target, self._services
+            )
+        # Some of the listed entries may be copies of another replicator, not on disk yet. The
+        # last `ensemble_size` entries include one of the seat. Its ack says that all are on disk.
+        progress = CopyProgress(max(first, there - metadata.ensemble_size))
+        target_fails = False
+        try:
+            await self._copy(metadata, stripes_of, last, target, progress)
+        except CopyFailed:
+            target_fails = progress.following <= reached
+            raise
+        finally:
+            following = max(there, progress.following)
+            if following > first:
+                copy = UnfinishedCopy(segment, target, following, target_fails)
+                self._unfinished.keep(ledger, first, seat, copy)
+        return target, progress.copied_bytes
+
     async def _target(
-        self, ledger: LedgerId, quorum: Quorum, segment: Segment, seat: int
+        self,
+        ledger: LedgerId,
+        quorum: Quorum,
+        segment: Segment,
+        seat: int,
+        before: UnfinishedCopy | None,
     ) -> Member:
-        """Choose the bookie that takes the seat. Raises NoTarget."""
+        """Choose the bookie that takes the seat: if possible, the target of the copy that failed
+        before. Raises NoTarget."""
+        if before is not None and before.fits(segment) and self._is_reliable(before.target):
+            return before.target
         seated = list(segment.members)
         seated += [_PLACEHOLDER] * (quorum.ensemble_size - len(seated))
         spares = await self._services.ensembles.spares(quorum, seated, [seat])
@@ -349,12 +414,22 @@ class Replicator:
             raise NoTarget(ledger, segment.first_entry)
         return spares[seat]
 
+    def _is_reliable(self, member: Member) -> bool:
+        grade = self._services.health.grade(member, self._now())
+        return self._services.directory.is_writable(member) and grade < Grade.FAILING
+
     async def _copy(
-        self, metadata: LedgerMetadata, seat: int, first: int, last: int, target: Member
-    ) -> int:
-        copied = await copy_entries(metadata, seat, first, last, target, self._services, self._pace)
-        self.counts.copied_bytes += copied
-        return copied
+        self,
+        metadata: LedgerMetadata,
+        seat: int,
+        last: int,
+        target: Member,
+        progress: CopyProgress,
+    ) -> None:
+        try:
+            await copy_entries(metadata, seat, last, target, self._services, self._pace, progress)
+        finally:
+            self.counts.copied_bytes += progress.copied_bytes
 
     # -- ledgers being written -------------------------------------------------------------------
 

@@ -200,13 +200,15 @@ enter(
 
 
 def _names_first(right: Any, fired: Fired) -> Any:
-    async def _copy(self: Any, metadata: Any, seat: int, first: int, last: int, target: Any) -> int:
-        segment = next(part for part in metadata.segments if part.first_entry == first)
+    async def _copy(
+        self: Any, metadata: Any, seat: int, last: int, target: Any, progress: Any
+    ) -> None:
+        segment = metadata.segment_of(progress.following)
         fired()
         await self._services.records.replace_member(
-            metadata.ledger, first, segment.members[seat], target, wanted=lambda: True
+            metadata.ledger, segment.first_entry, segment.members[seat], target, wanted=lambda: True
         )
-        return int(await right(self, metadata, seat, first, last, target))
+        await right(self, metadata, seat, last, target, progress)
 
     return _copy
 

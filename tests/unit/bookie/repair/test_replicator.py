@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -243,6 +244,93 @@ async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str)
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
+async def test_a_retry_continues_a_copy_with_the_entries_that_the_target_still_has(
+    deleted: bool,
+) -> None:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
+        before, dead, spare = await one_lost(nodes, ledgers)
+        received = count_copies(spare, refused=15)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: replicator.counts.repairs_failed >= 3, deadline_s=300)
+            # The last entries of the seat are sent again, and then the entries without an ack.
+            assert [entry for entry in received if entry < 12] == list(range(12))
+            if deleted:  # by the spare's collector
+                del spare.ledgers[before.ledger]
+            received = count_copies(spare)
+            await repaired(nodes, before.ledger, within_s=700)
+        assert received == (list(range(20)) if deleted else list(range(12, 20)))
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
+
+
+async def test_a_retry_continues_at_the_first_entry_that_the_target_lost() -> None:
+    async with bookie_cluster(6) as nodes, nodes.process(STRIPED) as ledgers:
+        before = await written(ledgers, 40)
+        dead = nodes.bookie(before.segments[0].members[1])
+        spares = [b for b in nodes.bookies if b.member not in before.segments[0].members]
+        await lose(nodes, dead)
+        for spare in spares:
+            spare.entries_page = 2
+            count_copies(spare, refused=33)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: replicator.counts.repairs_failed >= 1, deadline_s=300)
+            (target,) = (spare for spare in spares if spare.entries(before.ledger))
+            del target.ledgers[before.ledger].entries[21]
+            received = count_copies(target)
+            await repaired(nodes, before.ledger, within_s=700)
+        after = await metadata_of(nodes, before.ledger)
+        assert after.segments[0].members[1] == target.member
+        seat = [entry for run in striped(after, 1, 0, 39) for entry in run]
+        assert received == [entry for entry in seat if entry >= 17]
+        check_whole(nodes, after)
+
+
+async def test_a_copy_that_waits_for_its_source_stays_with_its_target() -> None:
+    async with bookie_cluster(7) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 60, size=100_000)
+        dead, *others = (nodes.bookie(member) for member in before.segments[0].members)
+        spares = [b for b in nodes.bookies if b.member not in before.segments[0].members]
+        await lose(nodes, dead)
+        for other in others:
+            other.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 50 else None
+        received = [count_copies(spare) for spare in spares]
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: replicator.counts.repairs_failed >= 4, deadline_s=300)
+            (copied,) = (entries for entries in received if entries)
+            assert copied.count(0) == 1
+            for other in others:
+                other.judge_read = lambda *_: None
+            await repaired(nodes, before.ledger, within_s=700)
+        assert sum(map(bool, received)) == 1
+        assert copied.count(0) == 1
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
+
+
+async def test_another_target_takes_over_from_one_that_makes_no_progress() -> None:
+    async with bookie_cluster(7) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        dead = nodes.bookie(before.segments[0].members[0])
+        spares = [b for b in nodes.bookies if b.member not in before.segments[0].members]
+        await lose(nodes, dead)
+        first: list[FakeBookie] = []
+
+        def judge(spare: FakeBookie, add: Add) -> BookieCode | None:
+            first[:] = first or [spare]
+            return BookieCode.OVERLOADED if spare in first and add.entry == 7 else None
+
+        for spare in spares:
+            spare.judge_add = partial(judge, spare)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes):
+            await repaired(nodes, before.ledger, within_s=700)
+        after = await metadata_of(nodes, before.ledger)
+        assert first[0].member not in after.segments[0].members
+        check_whole(nodes, after)
+
+
 async def test_a_repair_that_failed_during_membership_changes_is_retried_soon() -> None:
     """Each change of the list of bookies starts a new attempt. The failures of these attempts must
     not add up to a pause of minutes."""
@@ -363,13 +451,17 @@ async def put_metadata(nodes: BookieCluster, metadata: LedgerMetadata) -> None:
     await nodes.store.put(path, encode_ledger(metadata), expected=stored.version)
 
 
-def count_copies(bookie: FakeBookie) -> list[int]:
-    """Return a list that collects the entries that the bookie receives as copies."""
+def count_copies(bookie: FakeBookie, *, refused: int = -1) -> list[int]:
+    """Return a list that collects the entries that the bookie receives as copies. The bookie
+    refuses the entry `refused`."""
     received: list[int] = []
 
-    def on_add(add: Add) -> None:
+    def on_add(add: Add) -> BookieCode | None:
         if add.flags & COPY:
             received.append(add.entry)
+            if add.entry == refused:
+                return BookieCode.OVERLOADED
+        return None
 
     bookie.judge_add = on_add
     return received
@@ -433,13 +525,15 @@ async def test_copies_that_a_bookie_did_not_store_stay_recorded() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         before = await open_again(nodes, await written(ledgers, 20))
         bookie = nodes.bookie(before.segments[0].members[0])
-        bookie.judge_add = refuse(BookieCode.OVERLOADED)
+        received = count_copies(bookie, refused=7)
         await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 12)
-        async with replicating(nodes):
+        async with replicating(nodes) as replicator:
             await noted(nodes, before.ledger, "did not store copies")
             await asyncio.sleep(20)
-            assert await bad_of(nodes, before.ledger) == [(0, 12)]
-            bookie.judge_add = lambda _: None
+            assert replicator.counts.repairs_failed >= 3
+            assert await bad_of(nodes, before.ledger) == [(7, 12)]
+            assert [entry for entry in received if entry < 7] == list(range(7))
+            count_copies(bookie)
             await noted(nodes, before.ledger, "waits for its writer")
             assert await bad_of(nodes, before.ledger) == [(10, 12)]
 
@@ -529,6 +623,20 @@ async def test_a_ledger_that_was_made_narrow_is_widened_and_readable_with_old_me
             assert [bytes(each.payload) for each in entries] == [
                 payload_of(entry) for entry in range(20)
             ]
+
+
+async def test_a_retry_continues_to_widen_a_ledger() -> None:
+    async with bookie_cluster(3) as nodes:
+        before = await narrow_ledger(nodes)
+        received = count_copies(nodes.bookies[2], refused=15)
+        await records_of(nodes).add_narrow(before.ledger)
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: replicator.counts.repairs_failed >= 3, deadline_s=300)
+            assert [entry for entry in received if entry < 13] == list(range(13))
+            received = count_copies(nodes.bookies[2])
+            await repaired(nodes, before.ledger, within_s=700)
+        assert received == list(range(13, 20))
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
 async def open_with_a_loss(nodes: BookieCluster) -> tuple[LedgerMetadata, FakeBookie]:

@@ -70,6 +70,7 @@ class ProducerAdmission:
 
     __slots__ = (
         "_disconnector",
+        "_epoch_asked",
         "_exceeds_rate",
         "_is_resuming",
         "_last_sequence_id",
@@ -109,6 +110,7 @@ class ProducerAdmission:
         self.waiting: dict[str, ProducerHandle] = {}  # the waiting producers in FIFO order
         self.holding = Holding(exceeds_rate)
         self._is_resuming = False  # True: a task continues what `resume` began
+        self._epoch_asked = -1  # the highest epoch of which a write has begun; -1: none has
         self._topic = topic
         self._log = topic_log
         self._pipeline = pipeline
@@ -347,10 +349,16 @@ class ProducerAdmission:
 
     async def _grant_epoch(self, handle: ProducerHandle) -> None:
         """A new exclusive producer gets the next epoch; a returning one keeps its own. The epoch is
-        durable before the producer knows it."""
+        durable before the producer knows it.
+
+        A write of a higher epoch may be in flight, or its reply may be lost. The producer of that
+        write has left, and knows no epoch. A returning producer then gets the epoch of that write.
+        With its own epoch, it would be fenced later, although no other producer was exclusive."""
         current, brought = self.epoch, handle.request.topic_epoch
-        epoch = current + 1 if brought is None else brought
+        reached = max(current, self._epoch_asked)
+        epoch = reached + 1 if brought is None else max(brought, reached)
         if epoch != current:
+            self._epoch_asked = epoch
             await self._log.set_property(EPOCH_PROPERTY, str(epoch))
         if handle.state not in (ProducerState.OPEN, ProducerState.WAITING):
             # The producer failed meanwhile, was fenced, or is closing.

@@ -3,18 +3,25 @@ of producers."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.cluster_state import ClusterState
+from fakes.gated_store import GatedStore
 from fakes.numbered import numbered
 from fakes.policies import SettablePolicies
+from fakes.topic_log import TOPIC
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
-from magnetar.broker.errors import ProducerBusy, ProducerFenced
+from magnetar.broker.errors import ProducerBusy, ProducerFenced, TopicClosing
+from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.broker.topic.producer import ProducerHandle, ProducerState
+
+if TYPE_CHECKING:
+    from fakes.topics import TopicRig
 
 SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 WAIT, FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
@@ -38,6 +45,34 @@ async def test_a_fencing_producer_takes_the_place_of_all_others_at_once() -> Non
         with pytest.raises(ProducerFenced):
             await it.produce("new", mode=FENCING, topic_epoch=0)
         assert list(it.topic.producers) == ["newer"], "a fenced producer fences no other one"
+
+
+async def test_a_returning_producer_is_not_fenced_by_an_epoch_that_no_producer_got() -> None:
+    """The epoch of a newer producer is being written when the older producer fences it."""
+    world = ClusterState()
+    store = GatedStore(world.tree)
+    write = "put", topic_path(TOPIC)
+    async with opened_topic(world, store=store) as it:
+        first, _ = await it.produce("first", mode=FENCING)
+        first.close_nowait()
+        store.gates[write] = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_fenced_while_it_connects(it))
+            await wait_until(lambda: write in store.held)
+            back = tasks.create_task(
+                it.produce("first", mode=FENCING, topic_epoch=first.topic_epoch)
+            )
+            await wait_until(lambda: list(it.topic.producers) == ["first"])
+            store.gates[write].set()
+        again, _ = back.result()
+        assert again.topic_epoch == it.topic.admission.epoch == 1
+        again.close_nowait()
+        await it.produce("first", mode=FENCING, topic_epoch=again.topic_epoch)
+
+
+async def _fenced_while_it_connects(it: TopicRig) -> None:
+    with pytest.raises(TopicClosing):
+        await it.produce("newer", mode=FENCING)
 
 
 async def test_waiting_producers_become_exclusive_in_fifo_order() -> None:

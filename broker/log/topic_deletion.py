@@ -138,7 +138,7 @@ class TopicDeletions:
             await self._delete_with(name, record, own)
             schema = paths.schema(name.tenant, name.namespace, name.topic)
             await self._delete_with(name, record, schema)
-        await self._note_version(name, record)
+        await self._note_epoch_and_version(name, record)
         await self._update(
             topic_path(name), lambda value: DELETE if _is_deleted(value, record) else KEEP
         )
@@ -152,8 +152,9 @@ class TopicDeletions:
         if found is not None and stored is not None and _is_deleted(stored.value, record):
             await self._update(path, same_or_keep(found.value))
 
-    async def _note_version(self, name: TopicName, record: TopicRecord) -> None:
-        """Write the version of the record into the tombstone, before the record is removed."""
+    async def _note_epoch_and_version(self, name: TopicName, record: TopicRecord) -> None:
+        """Write the version and the epoch of the record into the tombstone, before the record is
+        removed. Another broker may have taken the topic after the tombstone was written."""
         stored = await self._store.get(topic_path(name))
         if stored is None or not _is_deleted(stored.value, record):
             return
@@ -163,7 +164,8 @@ class TopicDeletions:
                 return KEEP
             tombstone = decode_tombstone(value)
             version = max(tombstone.version, stored.version)
-            return encode_tombstone(replace(tombstone, version=version))
+            epoch = max(tombstone.epoch, record.epoch)
+            return encode_tombstone(replace(tombstone, version=version, epoch=epoch))
 
         await self._update(paths.deleted_topic(str(name)), note)
 

@@ -357,6 +357,26 @@ class PausedStore(MemoryStore):
         return await super().put(path, value, expected=expected)
 
 
+async def test_a_tombstone_has_the_epoch_of_an_owner_that_came_during_the_deletion() -> None:
+    world = ClusterState()
+    await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    paused = PausedStore(world.tree)
+    paused.armed = True
+    async with asyncio.TaskGroup() as group:
+        group.create_task(
+            deletions_of(world, paused).delete_unopened(
+                TOPIC, incarnation=drawn_incarnation(), brokers={}
+            )
+        )
+        await paused.paused.wait()
+        for _ in range(2):
+            owner = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+        paused.goes_on.set()
+    tombstone = await deletions_of(world).tombstone(TOPIC)
+    assert tombstone is not None
+    assert tombstone.epoch > owner.epoch
+
+
 @pytest.mark.parametrize("changes", range(8))
 async def test_a_write_that_began_before_the_deletion_does_not_reach_the_new_topic(
     changes: int,

@@ -16,7 +16,9 @@ another request must be able to finish the change.
   these records, and a deletion of the topic deletes them.
 - Deletion writes the mark `deleting` first. From then on, the topic cannot be used. Then the
   partitions are deleted, and last the record. To finish a deletion after a crash, repeat the
-  request.
+  request. A creation or growth at the same time may write records of partitions that the deletion
+  does not find. So the creation or growth reads the topic's record after these writes. If the topic
+  is deleted, it deletes the records of the partitions again.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.calls import call_each
 from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.sequences import DEDUPLICATION
@@ -178,10 +181,7 @@ class PartitionedTopics:
             if touched:
                 left.append(partition)
 
-        for start in range(0, len(partitions), WRITES_MAX):
-            async with asyncio.TaskGroup() as group:
-                for partition in partitions[start : start + WRITES_MAX]:
-                    group.create_task(delete(partition))
+        await call_each(partitions, delete, at_once=WRITES_MAX)
         return sorted(left, key=lambda it: it.partition or 0)
 
     async def end_deletion(self, name: TopicName) -> None:
@@ -235,15 +235,16 @@ class PartitionedTopics:
     ) -> None:
         if name.domain is not Domain.PERSISTENT:
             return  # a non-persistent partition has no record
-        slots = asyncio.Semaphore(WRITES_MAX)
 
         async def write(index: int) -> None:
-            async with slots:
-                await self._write_partition(name.with_partition(index), subscriptions)
+            await self._write_partition(name.with_partition(index), subscriptions)
 
-        async with asyncio.TaskGroup() as group:
-            for index in indexes:
-                group.create_task(write(index))
+        async def take_back(index: int) -> None:
+            await self._take_back(name.with_partition(index))
+
+        await call_each(indexes, write, at_once=WRITES_MAX)
+        if await self._is_deleted(name):  # the deletion may have missed the new records
+            await call_each(indexes, take_back, at_once=WRITES_MAX)
 
     async def _write_partition(
         self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]
@@ -267,6 +268,21 @@ class PartitionedTopics:
             )
 
         await self._update(_topic_path(name), write)
+
+    async def _take_back(self, partition: TopicName) -> None:
+        """Delete the partition's record if no broker has opened the partition, and the partitioned
+        topic was not created again."""
+        path = _topic_path(partition)
+        found = await self._store.get(path)  # must be read before the partitioned topic's record
+        if found is None or not _is_untouched(codec.decode_topic(found.value)):
+            return
+        if await self._is_deleted(partition.base):
+            await self._update(path, same_or_keep(found.value))
+
+    async def _is_deleted(self, name: TopicName) -> bool:
+        """Return whether the topic has no record or is being deleted."""
+        record = await self.find_fresh(name)
+        return record is None or record.deleting
 
     async def _update(self, path: str, change: Change) -> Versioned | None:
         deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S

@@ -4,6 +4,7 @@ crash."""
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
@@ -21,10 +22,14 @@ from magnetar.broker.errors import (
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST
 from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import ValueTooLarge
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import SubscriptionRecord, TopicRecord
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, TopicName
 from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 NAME = TopicName.parse("persistent://public/default/t")
 
@@ -238,3 +243,71 @@ async def test_non_persistent_partitions_are_not_stored() -> None:
     await world.topics.create(name, 2)
     assert (await world.topics.require(name)).partitions == 2
     assert await world.store.get(path_of(name.with_partition(0))) is None
+
+
+class HookedStore(MemoryStore):
+    """Awaits `before_put` once, before the value at `path` is written."""
+
+    path = ""
+    before_put: Callable[[], Awaitable[None]]
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        if path == self.path:
+            self.path = ""
+            await self.before_put()
+        return await super().put(path, value, expected=expected)
+
+
+@pytest.mark.parametrize("change", ["create", "grow"])
+async def test_a_change_during_a_deletion_leaves_no_partitions(change: str) -> None:
+    """The deletion looks for partitions before the change writes the record of partition 4."""
+    store = HookedStore(ClusterState().tree)
+    world = World(store)
+
+    async def delete() -> None:
+        left = await world.topics.begin_deletion(NAME)
+        assert await world.topics.delete_untouched(left) == []
+        await world.topics.end_deletion(NAME)
+
+    store.before_put = delete
+    store.path = path_of(NAME.with_partition(4))
+    if change == "create":
+        await world.topics.create(NAME, 5)
+    else:
+        await world.topics.create(NAME, 2)
+        with pytest.raises(TopicNotFound):
+            await world.topics.grow(NAME, 5)
+    assert store.path == ""
+    assert await world.topics.find(NAME) is None
+    assert [index for index in range(5) if await world.record(index) is not None] == []
+
+
+async def test_a_late_creation_keeps_the_partitions_of_the_next_topic() -> None:
+    """The topic is deleted and created again before the creation writes partition 1."""
+    store = HookedStore(ClusterState().tree)
+    world = World(store)
+
+    async def create_again() -> None:
+        left = await world.topics.begin_deletion(NAME)
+        await world.topics.delete_untouched(left)
+        await world.topics.end_deletion(NAME)
+        await world.topics.create(NAME, 2)
+
+    store.before_put = create_again
+    store.path = path_of(NAME.with_partition(1))
+    await world.topics.create(NAME, 2)
+    assert None not in [await world.record(index) for index in range(2)]
+
+
+async def test_a_failed_write_of_a_partition_is_reported_as_it_is() -> None:
+    """The admin API answers by the type of the error."""
+    store = HookedStore(ClusterState().tree)
+    world = World(store)
+
+    async def fail() -> None:
+        raise ValueTooLarge("", 2, 1)
+
+    store.before_put = fail
+    store.path = path_of(NAME.with_partition(1))
+    with pytest.raises(ValueTooLarge):
+        await world.topics.create(NAME, 2)

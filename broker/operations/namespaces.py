@@ -185,10 +185,17 @@ async def create_namespace(
         NamespaceBundles.divided(bundles or broker.namespace_bundles), policies
     )
     await tenant_record(broker, name.tenant)
+    value = codec.encode_namespace(record)
     try:
-        version = await store.put(path, codec.encode_namespace(record), expected=ABSENT)
+        version = await store.put(path, value, expected=ABSENT)
     except NodeExists:
         raise NamespaceExists(str(name)) from None
+    except OutcomeUnknown:
+        await store.sync(path)
+        found = await store.get(path)
+        if found is None or found.value != value:
+            raise
+        version = found.version  # only the reply was lost
     try:
         await _touch_tenant(broker, name.tenant)
     except TenantNotFound:  # the tenant was deleted meanwhile
@@ -227,7 +234,7 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
     """Delete a namespace without topics. Raises NamespaceNotFound, NamespaceNotEmpty, Protected.
 
     If a topic is created between the check for topics and the deletion, the namespace is restored
-    with its settings.
+    with its settings. If the tenant was deleted meanwhile, the tenant is restored, too.
     """
     require_deletable(name)
     store, path = broker.metadata, paths.namespace(name.tenant, name.namespace)
@@ -238,13 +245,13 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
             raise NamespaceNotFound(str(name))
         if topics := await _topics_of(broker, name):
             raise NamespaceNotEmpty(str(name), topics)
+        tenant = await store.get(paths.tenant(name.tenant))
         deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
         left = await update(store, path, same_or_keep(found.value), deadline=deadline)
         if left is not None:
             continue
         if topics := await _topics_of(broker, name):
-            with suppress(NodeExists):
-                await store.put(path, found.value, expected=ABSENT)
+            await _restore(broker, name, found.value, None if tenant is None else tenant.value)
             raise NamespaceNotEmpty(str(name), topics)
         await _forget_topics(broker, name)
         return
@@ -272,20 +279,31 @@ async def _namespaces_of(broker: Broker, tenant: str) -> list[str]:
 async def _touch_tenant(broker: Broker, tenant: str) -> None:
     """Write the tenant's record unchanged, so that a deletion that has read the record fails.
     Raises TenantNotFound."""
-    path = paths.tenant(tenant)
-    for _ in range(RACES_MAX):
-        await broker.metadata.sync(path)
-        found = await broker.metadata.get(path)
-        if found is None and tenant == DEFAULT_NAMESPACE.tenant:
-            return
-        if found is None:
+
+    def unchanged(stored: bytes | None) -> bytes | Verdict:
+        if stored is None and tenant != DEFAULT_NAMESPACE.tenant:
             raise TenantNotFound(tenant)
-        try:
-            await broker.metadata.put(path, found.value, expected=found.version)
-        except BadVersion:
-            continue
-        return
-    raise Contended(path, RACES_MAX)
+        return KEEP if stored is None else stored
+
+    await _update(broker, paths.tenant(tenant), unchanged)
+
+
+async def _restore(
+    broker: Broker, name: NamespaceName, namespace: bytes, tenant: bytes | None
+) -> None:
+    """Write the record of a deleted namespace again. Then write the tenant's record unchanged, as
+    `_touch_tenant` does. If the tenant was deleted, write its record `tenant`. None: it had no
+    record."""
+
+    def restored(stored: bytes | None) -> bytes | Verdict:
+        return namespace if stored is None else KEEP
+
+    def kept(stored: bytes | None) -> bytes | Verdict:
+        value = tenant if stored is None else stored
+        return KEEP if value is None else value
+
+    await _update(broker, paths.namespace(name.tenant, name.namespace), restored)
+    await _update(broker, paths.tenant(name.tenant), kept)
 
 
 async def _forget_topics(broker: Broker, name: NamespaceName) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fakes.admin import admin_of
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
+from fakes.namespaces import leave_topic
 from fakes.place import place
 from fakes.wire import wire_to
 from support import wait_until
@@ -16,11 +17,14 @@ from support import wait_until
 from magnetar.broker.admin.namespaces import DELETIONS_MAX
 from magnetar.broker.errors import TenantNotFound
 from magnetar.broker.operations import topics
+from magnetar.broker.operations.errors import NamespaceExists, NamespaceNotEmpty
 from magnetar.broker.operations.namespaces import (
     create_namespace,
     create_tenant,
     delete_namespace,
     delete_tenant,
+    namespace_record,
+    tenant_record,
 )
 from magnetar.metadata import paths
 from magnetar.metadata.errors import OutcomeUnknown
@@ -214,6 +218,76 @@ async def test_a_deletion_of_a_tenant_whose_reply_is_lost_succeeds() -> None:
         await delete_tenant(here.broker, "acme")
         with pytest.raises(TenantNotFound):
             await delete_tenant(here.broker, "acme")
+
+
+@pytest.mark.parametrize("of", [paths.namespace("acme", "n"), paths.tenant("acme")])
+async def test_a_creation_whose_reply_is_lost_leaves_no_namespace_without_its_tenant(
+    of: str,
+) -> None:
+    """The tenant is deleted when the creator has written the namespace, or writes the tenant."""
+    name, cluster = NamespaceName("acme", "n"), ClusterState()
+    async with place(cluster) as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        put, other = here.store.put, cluster.store()
+
+        async def put_without_reply(path: str, value: bytes, *, expected: int) -> int:
+            if path != of:
+                return await put(path, value, expected=expected)
+            here.store.put = put  # type: ignore[method-assign]
+            if path != paths.tenant("acme"):
+                await put(path, value, expected=expected)
+            # This deletion looked for namespaces before the namespace was written.
+            await other.delete(paths.tenant("acme"), expected=0)
+            raise OutcomeUnknown(path)
+
+        here.store.put = put_without_reply  # type: ignore[method-assign]
+        with pytest.raises(TenantNotFound):
+            await create_namespace(here.broker, name, None, Policies())
+        assert await other.get(paths.namespace("acme", "n")) is None
+
+
+async def test_a_creation_whose_replies_are_lost_succeeds() -> None:
+    name = NamespaceName("acme", "n")
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        put = here.store.put
+        left = [paths.tenant("acme"), paths.namespace("acme", "n")]
+
+        async def put_without_reply(path: str, value: bytes, *, expected: int) -> int:
+            version = await put(path, value, expected=expected)
+            if left and path == left[-1]:
+                left.pop()
+                raise OutcomeUnknown(path)
+            return version
+
+        here.store.put = put_without_reply  # type: ignore[method-assign]
+        await create_namespace(here.broker, name, None, Policies())
+        here.store.put = put  # type: ignore[method-assign]
+        assert left == []
+        with pytest.raises(NamespaceExists):
+            await create_namespace(here.broker, name, None, Policies())
+
+
+async def test_a_restored_namespace_has_its_tenant() -> None:
+    """A topic appears while the namespace is deleted, and the tenant is deleted, too."""
+    name = NamespaceName("acme", "n")
+    record = TenantRecord(admin_roles=frozenset({"a"}))
+    async with place() as here:
+        await create_tenant(here.broker, "acme", record)
+        await create_namespace(here.broker, name, None, Policies())
+        delete = here.store.delete
+
+        async def delete_once(path: str, *, expected: int) -> None:
+            here.store.delete = delete  # type: ignore[method-assign]
+            await delete(path, expected=expected)
+            await leave_topic(here.store, "acme", "n")
+            await delete_tenant(here.broker, "acme")
+
+        here.store.delete = delete_once  # type: ignore[method-assign]
+        with pytest.raises(NamespaceNotEmpty):
+            await delete_namespace(here.broker, name)
+        assert await namespace_record(here.broker, name)
+        assert await tenant_record(here.broker, "acme") == record
 
 
 async def test_public_default_exists_and_is_protected() -> None:

@@ -85,7 +85,7 @@ class Deduplication:
         self._policies = policies
         self._clock = clock
         self._config = config
-        self._entries = 0  # the number of entries since the last snapshot
+        self._entries = 0  # the number of entries after the last snapshot
         self._bytes = 0
         self._noted_at = asyncio.get_running_loop().time()
         self._switching: asyncio.Lock | None = None  # None: no switch was needed yet
@@ -204,7 +204,9 @@ class Deduplication:
         log.info("deduplication is off", topic=str(self._log.name))
 
     async def _replay(self, sequences: Sequences) -> None:
-        """Read the entries after the position that `sequences` covers; add their sequence ids."""
+        """Read the entries after the position that `sequences` covers; add their sequence ids.
+        These entries count towards the next snapshot. Otherwise each owner that dies early would
+        leave more entries to read to the next one."""
         chain = self._log.chain
         while True:
             entries = await self._log.read(
@@ -214,6 +216,8 @@ class Deduplication:
             )
             if not entries:
                 return
+            self._entries += len(entries)
+            self._bytes += sum(len(entry.data) for entry in entries)
             for entry in entries:
                 view = entry.view
                 if view.chunk is not None and view.chunk.index + 1 < view.chunk.count:

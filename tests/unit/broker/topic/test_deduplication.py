@@ -233,6 +233,20 @@ async def test_the_next_owner_drops_duplicates_of_stored_messages(
         assert DEDUPLICATION not in it.topic.subscriptions
 
 
+async def test_replayed_entries_count_towards_the_next_snapshot() -> None:
+    """Otherwise the entries that a recovery reads would grow with each owner that dies early."""
+    world, config = ClusterState(), DeduplicationConfig(entries_interval=5, interval_s=1e9)
+    async with opened_topic(world, policies=on(), deduplication=config, close=False) as it:
+        one = await sender(it)
+        await one.numbers(0, 1, 2, 3)
+    async with opened_topic(world, policies=on(), deduplication=config) as it:
+        one = await sender(it)
+        await one.numbers(4)
+        sequences = it.topic.cursors.sequences
+        assert sequences is not None
+        await wait_until(lambda: sequences.durable_mark == it.topic.log.confirmed)
+
+
 async def test_the_policy_is_followed_while_the_topic_is_open() -> None:
     world, policies = ClusterState(), SettablePolicies()
     async with opened_topic(world, policies=policies) as it:

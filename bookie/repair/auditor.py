@@ -200,13 +200,14 @@ class Auditor:
     def _subject(self) -> object:
         """Return the facts, besides the ledgers, on which an audit's findings depend."""
         directory = self._services.directory
-        enough = len(directory.writable) >= self._services.config.write_quorum
+        # A narrow ledger is widened when more bookies are writable than it has copies.
+        useful = min(len(directory.writable), self._services.config.write_quorum)
         any_listed = len(directory.listed) > 0
         return (
             dict(self._known),
             self._lost_bookies.given_up,
             directory.decommissioned,
-            enough,
+            useful,
             any_listed,
         )
 

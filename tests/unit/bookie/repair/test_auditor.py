@@ -262,6 +262,24 @@ async def test_a_narrow_ledger_is_recorded_once_enough_bookies_are_writable() ->
         assert (await metadata_of(nodes, made.ledger)).write_quorum == 3
 
 
+async def test_a_narrow_ledger_is_recorded_when_one_more_copy_is_possible() -> None:
+    """Three of the four wanted copies are better than two."""
+    wanted = LedgerConfig(ensemble_size=4, write_quorum=4, ack_quorum=2)
+    async with bookie_cluster(4) as nodes, nodes.process(wanted) as ledgers:
+        await bake_cookies(nodes)
+        for bookie in nodes.bookies[2:]:
+            await lose(nodes, bookie)
+        await wait_until(lambda: len(ledgers.services.directory.writable) == 2)
+        made = await written(ledgers, 5)
+        assert made.write_quorum == 2
+        async with auditing(nodes, SOON, wanted=wanted) as auditor:
+            await audited(auditor)
+            nodes.bookies[2].restart()
+            await nodes.register(nodes.bookies[2])
+            await until(lambda: auditor.findings.recorded == 1, within_s=100.0)
+            assert (await marked(nodes))[made.ledger].narrow
+
+
 async def test_one_auditor_of_several_works_and_another_one_takes_over() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)

@@ -81,6 +81,10 @@ TROUBLES_MAX: Final = 100_000
 """The limit of ledgers whose retry time the replicator remembers: 20 MB. At the limit, it forgets
 the oldest ledger, and tries this ledger again at once."""
 
+TAILS_MAX: Final = 100_000
+"""The limit of open ledgers whose grace the replicator measures: 90 MB. At the limit, the grace of
+a further ledger begins when another ledger is repaired."""
+
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
 WRITTEN_RECHECK_S: Final = 10.0
@@ -442,6 +446,8 @@ class Replicator:
         ledger, tail = metadata.ledger, metadata.last_segment
         listed = self._services.directory.listed
         seen = self._tails.get(ledger)
+        if seen is None and len(self._tails) >= TAILS_MAX:
+            return _still_written(ledger, plan)
         if seen is None or (seen.segment, seen.state) != (tail, metadata.state):
             seen = self._tails[ledger] = _Tail(tail, metadata.state, self._now())
         waited_s = self._now() - seen.since
@@ -450,7 +456,7 @@ class Replicator:
         )
         dead = any(member not in listed for member in plan.unwritable)
         if waited_s < self._config.open_grace_s or not hopeful or not dead:
-            return StillWritten(ledger, ", ".join(member.bookie for member in plan.unwritable))
+            return _still_written(ledger, plan)
         log.warning(
             "recovering ledger of a silent writer",
             ledger=ledger,
@@ -484,7 +490,8 @@ class Replicator:
             before = RETRY_S_FIRST / 2 if trouble is None else trouble.pause_s
             pause_s = min(2 * before, RETRY_S_MAX)
         if trouble is None and len(self._troubles) >= TROUBLES_MAX:
-            self._forget(next(iter(self._troubles)))
+            # The ledger keeps its tail, so its grace continues.
+            del self._troubles[next(iter(self._troubles))]
         delay_s = pause_s * self._random.uniform(0.5, 1.0)
         self._troubles[ledger] = _Trouble(self._now() + delay_s, pause_s)
 
@@ -506,3 +513,7 @@ class Replicator:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _still_written(ledger: LedgerId, plan: RepairPlan) -> StillWritten:
+    return StillWritten(ledger, ", ".join(member.bookie for member in plan.unwritable))

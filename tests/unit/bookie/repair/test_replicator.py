@@ -13,6 +13,7 @@ from fakes.repairs import held, lose, metadata_of, payload_of, replicating, writ
 from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.repair import replicator
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.plan import sealed, striped
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
@@ -672,18 +673,57 @@ async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_soo
 async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample() -> None:
     async with bookie_cluster(4) as nodes:
         before, dead = await open_with_a_loss(nodes)
-        records = records_of(nodes)
-        await records.add_lost(before.ledger, [dead.member])
-        # The metadata of these ledgers is unreadable, so no repair is possible.
-        for number in range(1000, 1015):
-            path = paths.ledger(LedgerId(number))
-            await nodes.store.put(path, b"what is this", expected=ABSENT)
-            await records.add_narrow(LedgerId(number))
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        await add_unreadable(nodes, 15)
         config = RepairConfig(open_grace_s=300)
         async with replicating(nodes, config, sample_max=1) as replicator:
             await asyncio.sleep(3000)
             assert replicator.under_replicated >= 15
             assert replicator.counts.ledgers_recovered == 1
+
+
+async def add_unreadable(nodes: BookieCluster, count: int) -> None:
+    """Record ledgers whose metadata is unreadable, so no repair is possible."""
+    for number in range(1000, 1000 + count):
+        path = paths.ledger(LedgerId(number))
+        await nodes.store.put(path, b"what is this", expected=ABSENT)
+        await records_of(nodes).add_narrow(LedgerId(number))
+
+
+async def test_t30_a_ledgers_grace_continues_when_its_retry_time_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More ledgers fail than the replicator remembers."""
+    monkeypatch.setattr(replicator, "TROUBLES_MAX", 2)
+    async with bookie_cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        await add_unreadable(nodes, 3)
+        async with replicating(nodes, RepairConfig(open_grace_s=60)) as there:
+            await asyncio.sleep(100)
+            assert there.counts.ledgers_recovered == 1
+
+
+async def test_t30_a_ledger_above_the_limit_of_graces_is_recovered_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicator, "TAILS_MAX", 1)
+    async with bookie_cluster(4) as nodes:
+        async with nodes.process() as ledgers:
+            both = [await ledgers.create(newer_than=NO_LEDGER, custom={}) for _ in range(2)]
+            for appender in both:
+                appender.append_nowait([[payload_of(0)]])
+            await wait_until(lambda: all(appender.confirmed == 0 for appender in both))
+            one, other = (appender.metadata.last_segment.members for appender in both)
+        dead = nodes.bookie(next(member for member in one if member in other))
+        await lose(nodes, dead)
+        for appender in both:
+            await records_of(nodes).add_lost(appender.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=60)) as there:
+            await asyncio.sleep(90)
+            assert there.counts.ledgers_recovered == 1
+            await asyncio.sleep(90)
+            assert there.counts.ledgers_recovered == 2
 
 
 async def test_t30_a_recovery_that_fails_is_retried_with_growing_pauses() -> None:

@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.thread import Worker
 
     _Source = Callable[..., tuple[list[bytes], BookieCode]]  # called on the read thread
-    # The next entries of a read, and the code if the entry after them is missing; None: not known.
+    # A run of entries, and the code to answer if the bookie lacks the entry after the run.
+    # None: the run came from memory, and nothing is known about the entry after it.
     _Answer = tuple[Run, BookieCode | None]
 
 log = get_logger(__name__)

@@ -55,7 +55,8 @@ class ServiceInfo:
 
     @classmethod
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
-        """Return the argument. Apache's client has a second class that this method converts."""
+        """Return `service_info`. In Apache's client, this method wraps an object of another class;
+        here there is only this class."""
         return service_info
 
     def __repr__(self) -> str:

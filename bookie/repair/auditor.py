@@ -375,9 +375,9 @@ class Auditor:
     async def _lacking(
         self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int
     ) -> list[BadCopy]:
-        """Return ranges of the entries that `member` should have at this seat and certainly lacks.
-        Entries for which the bookie gives no answer do not count. Between two missing runs, a range
-        may also cover entries that the member should not have."""
+        """Return ranges of the entries that `member` should store at this seat and does not store.
+        An entry counts only if the bookie has answered that it lacks the entry. A range may also
+        contain entries of other seats, if they lie between two missing runs."""
         bad: list[BadCopy] = []
         quorum = quorum_of(metadata)
         at = first

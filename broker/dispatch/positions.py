@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 DROPPED_MAX: Final = 10_000
-"""Acknowledged positions that one `ReplaySet.take` leaves out: about 6 ms. A consumer without
-permits may acknowledge 50,000 entries that are to be redelivered to it."""
+"""The maximum of acknowledged positions that one call of `ReplaySet.take` drops, which takes about
+6 ms. A consumer without permits may acknowledge 50,000 entries that wait for redelivery."""
 
 
 class PositionMap:
@@ -153,8 +153,9 @@ class ReplaySet:
                 self._ledgers[ledger] = later
 
     def take(self, count: int, acks: Acks) -> list[Position]:
-        """Remove and return the lowest `count` unacknowledged positions, ascending. Returns fewer
-        if there are fewer, or after DROPPED_MAX acknowledged ones: then some are left."""
+        """Remove and return the lowest `count` unacknowledged positions in ascending order. Drop
+        the acknowledged positions before them. After DROPPED_MAX dropped positions, return the
+        positions found so far."""
         taken: list[Position] = []
         highest_acked, dropped = acks.highest_acked, 0
         for ledger in sorted(self._ledgers):
@@ -172,9 +173,10 @@ class ReplaySet:
 
 
 def runs(positions: Sequence[Position], gap_max: int) -> list[tuple[Position, Position]]:
-    """Group ascending positions into ranges, each read with one request. Neighbours of a range are
-    in one ledger, with at most `gap_max` unwanted entries between them. Returns the first and the
-    last position of each range."""
+    """Group ascending positions into ranges, so that one request can read a whole range. Two
+    neighbouring positions are in the same range if they are in the same ledger and at most
+    `gap_max` other entries lie between them. Returns the first and the last position of each
+    range."""
     found: list[tuple[Position, Position]] = []
     for position in positions:
         if found:

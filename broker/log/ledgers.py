@@ -31,7 +31,8 @@ class Appender(Protocol):
     """The writing end of an open ledger."""
 
     progress: Callable[[], None]
-    """Called on the loop after `confirmed` moved or `failure` was set, never while appending."""
+    """The appender calls this function on the event loop after `confirmed` has moved or `failure`
+    was set. It never calls the function during `append_nowait`."""
 
     @property
     def ledger(self) -> LedgerId: ...

@@ -1,7 +1,8 @@
 """Creates, closes and records a log's ledgers, also while bookies or the metadata store fail.
 
-Calls retry with a back-off until they succeed, or until the topic has another owner (LogFenced).
-They do not give up: the waiting entries keep their order only if the log drops none of them.
+Each method repeats a failed step with a back-off until it succeeds. If another broker owns the
+topic, it raises LogFenced. It does not give up earlier: entries wait for the new ledger, and their
+order is kept only if the log drops none of them.
 """
 
 from __future__ import annotations

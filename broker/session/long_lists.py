@@ -36,7 +36,8 @@ def is_too_large(frame: memoryview) -> bool:
 
 
 def in_pieces(context: Context, command: LongList) -> Iterator[bool]:
-    """Carry the list out, one piece for each call of `next`. Raises MalformedCommand."""
+    """Carry out a command with a long list in steps. Each call of `next` is a step, and carries out
+    at most one piece. Raises MalformedCommand."""
     before: Command | None = None
     for piece in pieces(command):
         if piece is not None:
@@ -62,7 +63,8 @@ def _carry_out(context: Context, command: Command, *, last: bool) -> bool:
     if not isinstance(body, pb.CommandAck):
         raise MalformedCommand("unknown", "a list of another command")
     if body.ack_type == pb.CommandAck.Cumulative and not last:
-        # Two ids make `acknowledge` refuse it: a cumulative ACK has exactly one.
+        # `acknowledge` refuses a cumulative ACK with several ids. This ACK has several, but this
+        # piece may have only one of them: add a second id.
         body.message_id.extend(body.message_id[:1])
     request_id = body.request_id if body.HasField("request_id") else None
     if not last:

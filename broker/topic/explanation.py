@@ -36,7 +36,8 @@ class Snapshot:
     rate: str = ""  # the dispatch rate that a read waits for; "": none
     rate_wait_s: float = 0.0
     unconfirmed: int = 0  # entries that are published and not durable yet
-    log_trouble: str = ""  # the cause of `unconfirmed`: the bookies that failed
+    # Why these entries are not durable: the bookies that failed. "": no bookie has failed.
+    log_trouble: str = ""
     budget_waiting: int = 0  # connections that wait before they may publish
     budget_used: int = 0  # bytes
     budget_max: int = 0

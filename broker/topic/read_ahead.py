@@ -1,11 +1,10 @@
-"""Reading a backlog ahead of its dispatch: the next range is read while the current one is
-delivered.
+"""Reads a backlog ahead of its dispatch: while the broker delivers some entries, it reads the next
+ones.
 
-A read that continues the previous one gets the entries that were read ahead, if there are any.
-After each read of a backlog, `ReadAhead` starts one more read with the same limits of entries and
-bytes. So a subscription has at most one read ahead in flight. The budget of the broker counts the
-bytes of reads ahead, and limits them to a share of the budget. `ReadAhead` drops its entries when
-the dispatcher reads elsewhere.
+After each read of a backlog, `ReadAhead` reads the entries that follow, with the same limits of
+entries and bytes. If the next read of the dispatcher begins there, it gets these entries.
+Otherwise `ReadAhead` drops them. So a subscription has at most one read ahead in flight. The
+broker's budget counts the bytes of all reads ahead, and limits them to a share of the budget.
 
 Near the end of the log there is no read ahead, because those entries are in the cache.
 """

@@ -62,9 +62,9 @@ async def measure_process(registry: CollectorRegistry) -> NoReturn:
 
 @contextmanager
 def gc_pauses(registry: CollectorRegistry) -> Iterator[None]:
-    """Export `magnetar_gc_pause_seconds` and `magnetar_gc_pause_cpu_max_seconds` inside of the
-    context. A pause stops the whole process. If another process interrupts a pause, the pause lasts
-    longer and takes no more CPU."""
+    """Export `magnetar_gc_pause_seconds` and `magnetar_gc_pause_cpu_max_seconds` until the context
+    ends. The garbage collector stops the whole process during a pause. If the system runs other
+    processes during a pause, the pause takes more time, but not more CPU time."""
     pauses = Histogram(
         "magnetar_gc_pause_seconds",
         "Time for which the garbage collector stopped the process, by generation.",
@@ -75,7 +75,7 @@ def gc_pauses(registry: CollectorRegistry) -> Iterator[None]:
     by_generation = [pauses.labels(str(generation)) for generation in range(3)]
     most = Gauge(
         "magnetar_gc_pause_cpu_max_seconds",
-        "CPU time of the longest pause by the garbage collector since the start, by generation.",
+        "Maximum CPU time of one garbage collection since the process started, by generation.",
         ["generation"],
         registry=registry,
     )

@@ -15,9 +15,10 @@ class Scope:
     """Owns all tasks that a client starts, and ends them when the client ends.
 
     A user may create a client in one task and close it in another, so the group has its own task.
-    A task that fails ends all others; then the scope calls `on_failure` and the loop's exception
-    handler. Such a failure is a bug: network failures end a task without an exception. The scope
-    runs `at_end` last in every case, also when the loop ends before the client was closed.
+    A task that raises an exception ends all others. The scope then calls `on_failure` and the
+    exception handler of the loop. Only a bug has this effect: a task that loses its connection
+    returns. The scope calls `at_end` last in every case, also when the loop ends before the client
+    was closed. It calls `at_end` again if a call was cancelled.
     """
 
     def __init__(
@@ -75,4 +76,19 @@ class Scope:
             context = {"message": "a task of the client failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
         finally:
-            await self._at_end()
+            await self._finish()
+
+    async def _finish(self) -> None:
+        """Call `at_end` until it returns. If this task is cancelled during the call, call it again:
+        a program may shut a client down twice, and the end of a loop cancels all tasks."""
+        task = asyncio.current_task()
+        assert task is not None
+        while True:
+            cancellations = task.cancelling()
+            try:
+                await self._at_end()
+            except asyncio.CancelledError:
+                if task.cancelling() == cancellations:
+                    raise  # this task was not cancelled: another call would fail, too
+            else:
+                return  # the task ends now, so the cancellation is not lost

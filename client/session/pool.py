@@ -36,7 +36,7 @@ class Dialer(Protocol):
 
     async def close(self) -> None:
         """Release the resources that the streams share. Called after all streams have ended. Takes
-        a bounded time."""
+        a bounded time. Called again if the call was cancelled."""
 
 
 class MovableDialer:

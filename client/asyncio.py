@@ -506,7 +506,17 @@ class Client:
             raise self._failure
 
     async def _close_cores(self) -> None:
-        await together(_close(core) for core in list(self._parts.live))
+        """Close all cores, also those that begin meanwhile. Raises the first error."""
+        errors: list[Exception] = []
+        closed: set[Core] = set()
+        while cores := self._parts.live - closed:
+            closed |= cores
+            try:
+                await together(_close(core) for core in cores)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _shut_down(self, error: PulsarException) -> None:
         self._failure = self._failure or error

@@ -47,9 +47,16 @@ class Scope:
             raise AlreadyClosed("the client was closed")
 
     def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run `coroutine` in a task. The task ends with the scope at the latest."""
+        """Run `coroutine` in a task. The task ends with the scope at the latest.
+
+        Raises AlreadyClosed if the scope has begun to end.
+        """
         assert self._group is not None
-        return self._group.create_task(coroutine, name=name)
+        try:
+            return self._group.create_task(coroutine, name=name)
+        except RuntimeError:  # the group takes no more tasks
+            coroutine.close()
+            raise AlreadyClosed("the client was closed") from None
 
     def cancel(self) -> None:
         """Cancel every task without waiting."""

@@ -73,6 +73,7 @@ class RetrySubscriber:
         self._main.pause()
         await self._main.open()
         try:
+            self._main.check_open()  # the client may have been closed meanwhile
             await self._retry.open()
         except BaseException as error:
             reason = error if isinstance(error, PulsarException) else PulsarException(str(error))

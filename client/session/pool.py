@@ -106,6 +106,7 @@ class Pool:
             connection.give_up(reason)
 
     def _begin(self, broker: str, purpose: Purpose, through: str | None) -> Connection:
+        self._scope.check_open()
         connection = Connection(
             self._dialer.open(through or broker, purpose),
             broker,
@@ -117,8 +118,11 @@ class Pool:
             ask_after_s=self._ask_after_s,
             others=self.others,
         )
+        name = f"{purpose.value} session, {broker}"
+        task = self._scope.start(self._live(connection, purpose), name)
+        # If the task is cancelled before it begins, it does not end the session itself.
+        task.add_done_callback(lambda _: connection.give_up("the client was closed"))
         self._connections[broker, purpose] = connection
-        self._scope.start(self._live(connection, purpose), f"{purpose.value} session, {broker}")
         return connection
 
     async def _live(self, connection: Connection, purpose: Purpose) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +26,7 @@ from magnetar.client.errors import (
     Timeout,
     UnknownError,
 )
+from magnetar.client.options import ConsumerType
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -232,6 +235,33 @@ async def test_cancelled_create_producer_leaves_no_producer() -> None:
         names = own_tasks(before)
         assert not [name for name in names if "t" in name.split("/")]
         assert len(client.parts.live) == 1
+
+
+@pytest.mark.parametrize("ends_at_once", [False, True])
+@pytest.mark.parametrize("retries", [False, True])
+async def test_the_end_of_a_client_ends_a_call_that_creates(
+    ends_at_once: bool, retries: bool
+) -> None:
+    """The client ends at any turn of the loop during the call."""
+    for turns in itertools.count():
+        async with client_among() as (client, _):
+            creating = asyncio.get_running_loop().create_task(
+                client.subscribe("t", "s", ConsumerType.Shared, enable_retry=retries)
+            )
+            await settle(turns)
+            is_late = creating.done()
+            if ends_at_once:
+                client.shutdown()
+            else:
+                await client.close()
+            done, _ = await asyncio.wait({creating}, timeout=100)
+            assert done, f"after {turns} turns"
+            if is_late:
+                return
+            with suppress(PulsarException):  # any other error is a bug
+                await creating
+            await settle()
+            assert not client.parts.live, f"after {turns} turns"
 
 
 async def test_context_manager_closes_the_client() -> None:

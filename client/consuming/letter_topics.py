@@ -22,8 +22,9 @@ from magnetar.client.topic import topic_name
 from magnetar.protos.names import Domain, NamespaceName, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from magnetar.client.consuming.sources import Without
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.encryption import CryptoKeyReader
     from magnetar.client.environment import Parts
@@ -118,17 +119,17 @@ async def letter_topics(
     )
 
 
-def letter_topics_of(subscription: Subscription) -> Callable[[TopicName], bool]:
+def letter_topics_of(subscription: Subscription) -> Without:
     """Return a function that says whether a topic holds letters of the subscription.
 
     Raises InvalidTopicName.
     """
     policy = subscription.dead_letters
     if policy is None:
-        return lambda _: False
+        return lambda *_: False
     given = policy.dead_letter_topic, policy.retry_letter_topic
     named = {topic_name(name) for name in given if name}
-    return lambda topic: is_letter_topic(topic, subscription.name, named)
+    return lambda topic, matches: is_letter_topic(topic, subscription.name, named, matches)
 
 
 def first_of(topics: Sequence[TopicName]) -> TopicName:

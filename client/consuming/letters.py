@@ -5,6 +5,7 @@ A *letter* is a copy of a message on a retry topic or on a dead-letter topic.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.errors import CryptoError, InvalidMessage
@@ -13,7 +14,7 @@ from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from magnetar.client.message import Message, MessageId
 
@@ -58,18 +59,31 @@ def id_text(message_id: MessageId) -> str:
     return text if index < 0 else f"{text}:{index}"
 
 
-def is_letter_topic(topic: TopicName, subscription: str, named: Collection[TopicName]) -> bool:
+def is_letter_topic(
+    topic: TopicName,
+    subscription: str,
+    named: Collection[TopicName],
+    matches: Callable[[TopicName], bool],
+) -> bool:
     """Return whether a topic holds letters of this subscription. `named`: the letter topics that
-    the subscription's policy names.
+    the subscription's policy names. `matches`: whether the consumer's pattern matches a topic.
 
     A consumer of a pattern leaves letter topics out. Otherwise it would move its dead letters again
-    and again.
+    and again. A name can have two meanings: `t-a-b-DLQ` is for the topic `t-a` and the subscription
+    `b`, or for the topic `t` and the subscription `a-b`. The first meaning is impossible if the
+    pattern does not match `t-a`.
     """
     name = topic.base
     if name in named:
         return True
-    ends = (f"{subscription}{suffix}" for suffix in (DEAD_LETTER_SUFFIX, RETRY_SUFFIX))
-    return any(name.topic == end or name.topic.endswith(f"-{end}") for end in ends)
+    for suffix in (DEAD_LETTER_SUFFIX, RETRY_SUFFIX):
+        end = f"{subscription}{suffix}"
+        if name.topic == end:
+            return True
+        original = name.topic.removesuffix(f"-{end}")
+        if original != name.topic and matches(replace(name, topic=original)):
+            return True
+    return False
 
 
 def letter_properties(

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
     from magnetar.client.environment import Parts
 
+    # Called with the name of a topic that the pattern matches, and with the function that says
+    # whether the pattern matches a name. Returns True to leave the topic out.
+    Without = Callable[[TopicName, Callable[[TopicName], bool]], bool]
+
 log = get_logger(__name__)
 
 MISSING_TOPICS_S: Final = 5.0
@@ -166,12 +170,9 @@ class Pattern:
         mode: RegexSubscriptionMode,
         period_s: float,
         parts: Parts,
-        without: Callable[[TopicName], bool] = lambda _: False,
+        without: Without = lambda *_: False,
     ) -> None:
-        """`without` returns True for a topic that is left out although its name matches.
-
-        Raises InvalidTopicName if the pattern names no namespace.
-        """
+        """`without`: see Without. Raises InvalidTopicName if the pattern names no namespace."""
         namespace, names = _split(pattern.pattern)
         self.title = f"persistent://{namespace}/{names}"
         # The whole name must match one of the alternatives.
@@ -260,11 +261,13 @@ class Pattern:
             except InvalidName:  # a broker with other rules may allow such a name
                 log.info("a topic was ignored: its name is not supported", topic=text)
                 continue
-            path = f"{name.tenant}/{name.namespace}/{name.base.topic}"
-            matches = name.domain in self._domains and self._pattern.fullmatch(path)
-            if matches and not self._without(name):
+            if self._matches(name) and not self._without(name, self._matches):
                 found.append(text)
         return found
+
+    def _matches(self, name: TopicName) -> bool:
+        path = f"{name.tenant}/{name.namespace}/{name.base.topic}"
+        return name.domain in self._domains and self._pattern.fullmatch(path) is not None
 
 
 _INLINE_FLAGS: Final = re.compile(r"\A\(\?[aiLmsux]+\)")

@@ -55,14 +55,16 @@ def test_letter_topics_have_pulsars_names() -> None:
         ("trash", True),
         ("t", False),
         ("t-xs-DLQ", False),
+        ("t-a-s-DLQ", False),  # for the subscription a-s: the pattern does not match t-a
+        ("t-a-s-RETRY", False),
         ("xs-DLQ", False),
         ("t-s-DLQ-x", False),
         ("trash2", False),
     ],
 )
 def test_the_letter_topics_of_a_subscription_are_known_by_name(name: str, is_one: bool) -> None:
-    topic, trash = (TopicName.parse(it) for it in (name, "trash"))
-    assert is_letter_topic(topic, "s", {trash}) is is_one
+    topic, trash, matched = (TopicName.parse(it) for it in (name, "trash", "t"))
+    assert is_letter_topic(topic, "s", {trash}, lambda it: it == matched) is is_one
 
 
 def test_ids_are_written_as_in_java() -> None:

@@ -179,6 +179,17 @@ async def test_pattern_leaves_the_letter_topics_of_its_subscription_out() -> Non
         await expect_none(consumer)
 
 
+async def test_pattern_consumes_the_letter_topics_of_another_subscription() -> None:
+    """The letters of `a-s` for the topic `t` look like letters of `s` for a topic `t-a`."""
+    names = ["t", "t-s-DLQ", "t-a-s-DLQ", "t-a-s-RETRY"]
+    pattern = re.compile("public/default/t(-.*-(DLQ|RETRY))?")
+    async with retrying(pattern, names) as (client, _, consumer):
+        for name in names:
+            await publish(client, name, name.encode())
+        assert data(await receive(consumer, 3)) == [b"t", b"t-a-s-DLQ", b"t-a-s-RETRY"]
+        await expect_none(consumer)
+
+
 async def test_pattern_with_a_dead_letter_policy_leaves_its_dead_letters_out() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(full("t1"))

@@ -11,6 +11,7 @@ names.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -24,7 +25,12 @@ from magnetar.client.consuming.letters import (
 )
 from magnetar.client.consuming.many import TopicsCore
 from magnetar.client.consuming.statistics import ConsumerStatistics
-from magnetar.client.errors import InvalidMessage, OperationNotSupported, PulsarException
+from magnetar.client.errors import (
+    AlreadyClosed,
+    InvalidMessage,
+    OperationNotSupported,
+    PulsarException,
+)
 from magnetar.client.message import Message
 from magnetar.client.together import together
 from magnetar.protos.names import TopicName
@@ -223,11 +229,14 @@ class RetrySubscriber:
         await self._close_letters()
 
     async def close(self) -> None:
-        """Close both. Raises the first error."""
+        """Close both, then the producers of letters. Raises the first error."""
         try:
             await together(part.close() for part in self._parts_of_both)
+        except asyncio.CancelledError:  # the caller no longer waits for an orderly end
+            self.shut_down(AlreadyClosed("the consumer was closed", topic=self.topic))
+            raise
         finally:
-            await self._close_letters()
+            await self._close_letters()  # returns at once after `shut_down`
 
     def shut_down(self, error: PulsarException) -> None:
         """Close both at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -279,6 +280,21 @@ async def test_letters_are_kept_until_the_subscriptions_of_all_topics_are_delete
         await consumer.unsubscribe()
         for name in ("a", "b", "a-s-RETRY"):
             assert "s" not in cluster.topic(full(name)).subscriptions
+
+
+async def test_a_cancelled_close_does_not_wait_for_the_producers_of_letters() -> None:
+    async with retrying(["a", "b"], ["a", "b"]) as (client, cluster, consumer):
+        await publish(client, "a", b"x")
+        await consumer.reconsume_later((await receive(consumer, 1))[0], NOW)
+        for command in (pb.CommandCloseConsumer, pb.CommandCloseProducer):
+            cluster.brokers[A].script(command, *[None] * 9)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await consumer.close()
+        assert loop.time() - began == pytest.approx(1)
+        assert not client.parts.live
 
 
 async def test_impossible_options_are_refused_and_leave_nothing() -> None:

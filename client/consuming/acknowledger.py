@@ -139,8 +139,10 @@ class Acknowledger:
             self._timer.cancel()
 
     def _void(self) -> None:
+        was_behind = self._tracker.is_behind
         self._tracker.on_seek()
         self._refusal = None
+        self._maybe_caught_up(was_behind)
 
     def _after_ack(self) -> None:
         if self._tracker.is_full:

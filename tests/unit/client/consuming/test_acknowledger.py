@@ -50,3 +50,15 @@ async def test_the_end_of_the_subscription_ends_the_wait_for_acknowledgements() 
         tasks.create_task(acks.settle())
         await settle()
         acks.on_unsubscribed()
+
+
+async def test_a_seek_lets_a_consumer_go_on_that_was_behind() -> None:
+    """The seek drops the pending acknowledgements, so no answer will let the consumer go on."""
+    caught_up: list[bool] = []
+    acks = acknowledger(caught_up)
+    acks.on_seek()
+    acks.acknowledge_entries((1, entry) for entry in range(PENDING_IDS_MAX))
+    assert acks.is_behind
+    acks.on_seek_end(moved=True)
+    assert not acks.is_behind
+    assert caught_up == [True]

@@ -293,8 +293,7 @@ class Subscriber:
         index, size = message_id.batch_index(), message_id.batch_size()
         self.stats.acknowledged += 1
         self._acks.acknowledge_cumulative(key, index, size)
-        for known in [known for known in self._chunked if known <= key]:
-            del self._chunked[known]
+        self._forget_chunks(key)
         done = key if index in (-1, size - 1) else (key[0], key[1] - 1)
         self._nacks.discard_through(done)
         if self._unacked is not None:
@@ -914,6 +913,11 @@ class Subscriber:
             and (chunk.index == 0 or chunk.uuid in self._chunks)
         )
 
+    def _forget_chunks(self, key: Key) -> None:
+        """Forget the chunks of the messages up to `key`, which are acknowledged."""
+        for known in [known for known in self._chunked if known <= key]:
+            del self._chunked[known]
+
     def _message_id(self, key: Key) -> MessageId:
         return MessageId(self._partition, *key, -1, 0, self.topic)
 
@@ -1064,6 +1068,7 @@ class Subscriber:
         assert delivery.key is not None
         size = delivery.batch_size
         self._acks.acknowledge_cumulative(delivery.key, size - 1, size)
+        self._forget_chunks(delivery.key)
 
     # Attaching
 

@@ -448,6 +448,17 @@ async def test_reader_gets_a_message_whose_first_chunk_is_before_its_place(
         assert reader._subscriber.stats.chunked_given_up == 0
 
 
+async def test_a_reader_forgets_the_chunks_of_the_messages_that_it_has_read() -> None:
+    async with client_among() as (client, cluster):
+        for number in range(3):
+            for entry in chunks_of(b"0123456", f"p{number}"):
+                cluster.topic(TOPIC).append(entry)
+        reader = await client.create_reader("t", MessageId.earliest)
+        for left in (2, 1, 0):
+            assert (await reader.read_next(5000)).data() == b"0123456"
+            assert len(reader._subscriber.cores[0]._chunked) == left
+
+
 def chunks_of(content: bytes, producer: str) -> list[bytes]:
     """The entries of a message: chunks of three bytes."""
     message, header = OutgoingMessage(content, 1), EntryHeader(producer, 1)

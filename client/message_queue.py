@@ -159,7 +159,6 @@ class SourceQueue:
         self.put = shared.put
         self.put_error = shared.put_error
         self.put_back = shared.put_back
-        self.remove = shared.remove
 
     @property
     def generation(self) -> int:
@@ -171,6 +170,10 @@ class SourceQueue:
 
     def clear(self) -> MessageId | None:
         return self._shared.drop(self._topic)
+
+    def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
+        """Remove messages of this topic only: `unwanted` knows nothing of other topics."""
+        return self._shared.remove(lambda one: one.delivery.topic == self._topic and unwanted(one))
 
     def fail(self, error: PulsarException) -> None:
         """Report the end of the topic's consumer. The shared queue continues."""

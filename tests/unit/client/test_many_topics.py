@@ -29,7 +29,11 @@ from magnetar.client.errors import (
     UnknownError,
 )
 from magnetar.client.message import MessageId
-from magnetar.client.options import ConsumerType, ProducerAccessMode
+from magnetar.client.options import (
+    ConsumerKeySharedPolicy,
+    ConsumerType,
+    ProducerAccessMode,
+)
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.client.schema.avro import AvroSchema
 from magnetar.client.schema.definition import Record, String
@@ -404,6 +408,28 @@ async def test_redelivery_goes_to_each_partition() -> None:
         consumer.redeliver_unacknowledged_messages()
         assert numbers(await receive(consumer, 4)) == [0, 1, 2, 3]
         await expect_none(consumer)
+
+
+async def test_ordered_negative_ack_withholds_no_message_of_another_topic() -> None:
+    async with client_among() as (client, cluster):
+        for name in ("a", "b"):
+            cluster.topic(full(name))
+        consumer = await client.subscribe(
+            ["a", "b"],
+            "s",
+            ConsumerType.KeyShared,
+            key_shared_policy=ConsumerKeySharedPolicy(ordered_negative_acks=True),
+        )
+        first, other = [
+            await client.create_producer(name, batching_enabled=False) for name in ("a", "b")
+        ]
+        await first.send(b"0", partition_key="k")
+        [bad] = await receive(consumer, 1)
+        for number in (1, 2):  # their entries have higher ids than the message in the other topic
+            await other.send(b"%d" % number, partition_key="k")
+        await wait_until(lambda: len(consumer._queue) == 2)
+        await consumer.negative_acknowledge(bad)
+        assert numbers(await receive(consumer, 2)) == [1, 2]
 
 
 async def test_partition_moves_its_dead_letters_to_the_topic_of_all() -> None:

@@ -237,7 +237,11 @@ class Publisher:
         if self._pending.reported < self._pending.appended:
             flush = _Flush(self._pending.appended, self._loop.create_future(), refused)
             self._flushes.append(flush)
-            await flush.done
+            try:
+                await flush.done
+            except asyncio.CancelledError:  # the next call raises the error instead
+                self._refused = flush.error or self._refused
+                raise
         elif refused is not None:
             raise refused
 

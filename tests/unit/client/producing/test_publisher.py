@@ -388,6 +388,24 @@ async def test_flush_reports_once_a_message_that_became_no_entry(batched: bool) 
             await producer.flush()
 
 
+async def test_the_error_of_a_cancelled_flush_is_raised_by_the_next_one() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).hold_receipts = True
+        producer = await client.create_producer("t", batching_enabled=False)
+        producer.send_async(bytes(MESSAGE_BYTES_MAX + 1), None)
+        producer.send_async(b"0", None)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await producer.flush()
+        cluster.topic(TOPIC).hold_receipts = False
+        producer.send_async(b"1", None)
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        with pytest.raises(MessageTooBig):
+            await producer.flush()
+        await producer.flush()
+
+
 async def test_persistence_error_attaches_again_and_resends() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).send_errors += [pb.PersistenceError, pb.PersistenceError]

@@ -117,7 +117,7 @@ class Attachment:
     def wait_without_limit(self) -> None:
         """Remove the time limit: the broker has queued the request to attach."""
         self._patient = True
-        if self._limit is not None:
+        if self._limit is not None and not self._limit.expired():  # it may have expired just now
             self._limit.reschedule(None)
 
     async def run(self) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
 from fakes.session_broker import UNASKED, Session
+from support import wait_until
 
 from magnetar.client.errors import AlreadyClosed, PulsarException
 from magnetar.client.options import InitialPosition
+from magnetar.client.producing.publisher import Publisher
 from magnetar.protos import pulsar_pb2 as pb
 
 
@@ -95,3 +97,22 @@ async def test_an_assigned_broker_that_cannot_be_used_is_looked_up(named: str) -
         await producer.send(b"x")
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
         assert len(cluster.brokers[A].sessions) == 1
+
+
+async def test_a_request_may_be_queued_in_the_turn_in_which_its_time_ends() -> None:
+    async with client_among() as (client, cluster):
+        loop = asyncio.get_running_loop()
+        broker = cluster.brokers[A]
+        broker.script(pb.CommandProducer, None)
+        creating = loop.create_task(client.create_producer("t"))
+        await wait_until(lambda: broker.commands(pb.CommandProducer), what="a request")
+        (publisher,) = client.parts.live
+        assert isinstance(publisher, Publisher)
+        attachment = publisher._attachment
+        assert attachment._limit is not None
+        attachment._limit.reschedule(loop.time())
+        await asyncio.sleep(0)
+        assert attachment._limit.expired(), "the attempt is about to end"
+        attachment.wait_without_limit()
+        await creating
+        assert len(broker.commands(pb.CommandProducer)) == 2

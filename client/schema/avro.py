@@ -53,7 +53,7 @@ class AvroSchema(Schema):
             schema_definition = structure.definition_of(record_cls)
         self._schema = schema_definition
         self._parsed = _parsed(schema_definition)
-        self._check = payload_check(self._parsed)
+        self._check = payload_check(self._parsed, may_skip=False)
         super().__init__(record_cls, SchemaType.AVRO, schema_definition, "AVRO")
 
     def encode(self, obj: Any) -> bytes:
@@ -87,7 +87,8 @@ class AvroSchema(Schema):
             parsed = _parsed(json.loads(writer.schema()))
         except RecursionError:
             raise ValueError("the writer's schema is nested too deeply") from None
-        reader, check = self._reader_of(parsed), payload_check(parsed)
+        reader = self._reader_of(parsed)
+        check = payload_check(parsed, may_skip=reader != parsed)
         return lambda data: self._decoded(data, parsed, reader, check)
 
     def _reader_of(self, writer: Any) -> Any:

@@ -4,11 +4,14 @@
   the process ends.
 - Values without bytes take unlimited time: an array states how many nulls it has.
 - The time for a decimal grows with the square of its digits: 400 KB take 16 s.
+- fastavro does not notice the end of the payload while it skips values of a fixed size, such as
+  floats in a field that the reader's schema lacks. An array states how many floats it has.
 
 The schema may come from a producer, if the broker finds it compatible. A type that allows such
 values may even be in a field that the consumer skips. If the schema has such a type, the check
 reads each payload in Python first, without creating values. For all other schemas no check is
-necessary, because each value takes a byte, and the schema bounds the depth.
+necessary, because each value takes a byte, and the schema bounds the depth. fastavro itself reaches
+DEPTH_MAX with a stack of less than 512 KB.
 
 The check takes a few steps for each byte. It counts values without bytes, but does not read them.
 Records that contain only one record with bytes count as one step, however deeply they are nested.
@@ -40,12 +43,18 @@ and one for each field of the schema without bytes, but at most EMPTY_PER_BYTE_M
 nulls can exceed it, and schemas with more than 60 fields without bytes."""
 
 
+BLIND_MAX: Final = 10_000
+"""The maximum of values of a fixed size in a record that may be skipped without a check."""
+
+_FIXED_SIZES: Final = {"boolean": 1, "float": 4, "double": 8}
+
+
 @dataclass(slots=True, eq=False)
 class _Type:
     kind: str
     parts: list[_Type] = field(default_factory=list)
     """Branches, one kind of items, or the fields that take bytes."""
-    size: int = 0  # the size of a fixed type
+    size: int = 0  # the size of each value; 0: it varies, or the value takes no bytes
     is_decimal: bool = False
     empties: int = 0
     """The number of values without bytes in one value, without those in its parts."""
@@ -53,6 +62,10 @@ class _Type:
     """The number of records of which each contains the next. 0: the record is not complete."""
     height: int = 1
     """The depth of the levels and of the values without bytes in them."""
+    blind: int = 0
+    """The number of values that fastavro skips in one value without noticing the payload's end."""
+    is_blind: bool = False
+    """Whether no byte of a value makes fastavro notice the end while it skips the value."""
 
     @property
     def is_empty(self) -> bool:
@@ -60,16 +73,17 @@ class _Type:
         return self.empties > 0 and not self.parts
 
 
-def payload_check(schema: Any) -> Callable[[bytes], None] | None:
+def payload_check(schema: Any, *, may_skip: bool) -> Callable[[bytes], None] | None:
     """Return a function that raises ValueError for a payload that is not safe to decode.
 
-    None: all payloads are safe. `schema`: the schema in fastavro's parsed form. Raises ValueError
-    if the schema is nested too deeply for the decision.
+    None: all payloads are safe. `schema`: the writer's schema in fastavro's parsed form.
+    `may_skip`: the reader's schema differs and may lack fields. Raises ValueError if the schema is
+    nested too deeply for the decision.
     """
     types = _Types()
     try:
         root = types.of(schema)
-        if _is_bounded(root):
+        if _is_bounded(root, may_skip=may_skip):
             return None
     except RecursionError:
         raise ValueError("the types of the schema are nested too deeply") from None
@@ -129,6 +143,8 @@ class _Types:
         """
         empty = [it for it in fields if it.is_empty]
         record.parts = [it for it in fields if not it.is_empty]
+        record.blind = sum(it.blind for it in record.parts)
+        record.is_blind = all(it.is_blind for it in record.parts)
         record.levels = 1
         record.empties = sum(it.empties for it in empty)
         record.height = 1 + max((it.height for it in empty), default=0)
@@ -145,13 +161,17 @@ class _Types:
 
 
 def _leaf(made: _Type) -> _Type:
+    made.size = _FIXED_SIZES.get(made.kind, made.size)
     if made.kind == "null" or (made.kind == "fixed" and not made.size):
         made.empties = 1
+    elif made.size:
+        made.blind, made.is_blind = 1, True
     return made
 
 
-def _is_bounded(root: _Type) -> bool:
-    """Return whether each value takes a byte and is no decimal, and the schema bounds the depth."""
+def _is_bounded(root: _Type, *, may_skip: bool) -> bool:
+    """Return whether each value takes a byte that fastavro reads and is no decimal, and the schema
+    bounds the depth."""
     depths: dict[int, int] = {}  # id of a type -> depth; 0: unbounded, or not known yet
 
     def depth_of(found: _Type) -> int:
@@ -159,7 +179,7 @@ def _is_bounded(root: _Type) -> bool:
         if known is None:
             depths[id(found)] = 0
             inner = [depth_of(part) for part in found.parts]
-            care = 0 in inner or _takes_care(found)
+            care = 0 in inner or _takes_care(found) or (may_skip and _skips_blindly(found))
             known = 0 if care else found.levels + max(inner, default=0)
             depths[id(found)] = known
         return known
@@ -174,6 +194,11 @@ def _takes_care(found: _Type) -> bool:
     if found.kind in ("array", "map"):
         return found.parts[0].is_empty
     return found.empties > (1 if found.is_empty else 0)
+
+
+def _skips_blindly(found: _Type) -> bool:
+    """Return whether fastavro may skip very many values after the end of the payload."""
+    return found.blind > BLIND_MAX or (found.kind == "array" and found.parts[0].is_blind)
 
 
 def _check(data: bytes, root: _Type, empties: int) -> None:
@@ -213,6 +238,9 @@ def _read(data: bytes, root: _Type, empties: int) -> None:
                 elif item.is_empty:
                     empties -= (left - 1) * item.empties
                     left = 1
+                elif item.size and not item.is_decimal:
+                    at += (left - 1) * item.size  # the last item finds the end of the payload
+                    left = 1
                 stack += [(found, depth, left - 1), (item, depth + 1, 0)]
             case _:
                 end = _skip_leaf(data, at, found)
@@ -227,16 +255,10 @@ def _skip_leaf(data: bytes, at: int, found: _Type) -> int:
     match found.kind:
         case "null":
             return at
-        case "boolean":
-            return at + 1
+        case "boolean" | "float" | "double" | "fixed":
+            return at + found.size
         case "int" | "long":
             return _long(data, at)[1]
-        case "float":
-            return at + 4
-        case "double":
-            return at + 8
-        case "fixed":
-            return at + found.size
     return _skip_bytes(data, at)
 
 

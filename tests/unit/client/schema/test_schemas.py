@@ -305,6 +305,7 @@ HOSTILE = {
         },
         HUGE,
     ),
+    "an array of floats": with_field({"type": "array", "items": "float"}, HUGE),
     "nulls within records": with_field(
         {"type": "array", "items": within_records("null", 50)}, b"\xa0\x9c\x01" + bytes(1)
     ),
@@ -337,6 +338,45 @@ def test_hostile_payloads_neither_end_nor_hold_the_process(case: str, reads: str
         "except ValueError as error: print('refused', error)\n"
     )
     assert decode_in_a_process(program).startswith("refused")
+
+
+PAIR = {**NONE, "fields": [{"name": name, "type": "double"} for name in "ab"]}
+SKIPPED = {
+    "booleans": with_field({"type": "array", "items": "boolean"}, HUGE + bytes(9)),
+    "fixed": with_field(
+        {"type": "array", "items": {"type": "fixed", "name": "F", "size": 4}}, HUGE + bytes(9)
+    ),
+    "records of doubles": with_field({"type": "array", "items": PAIR}, HUGE),
+    "records that double": with_field(
+        [{**NONE, "name": "D0", "fields": [{"name": "f", "type": "float"}]}, *DOUBLED], b"\x62"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SKIPPED)
+def test_values_that_are_skipped_end_with_the_payload(case: str) -> None:
+    """fastavro skips them without an end."""
+    schema, payload = SKIPPED[case]
+    parsed = fastavro.parse_schema(schema)
+    check = payload_check(parsed, may_skip=True)
+    assert check is not None
+    with pytest.raises(ValueError, match="ends within"):
+        check(payload)
+    assert payload_check(parsed, may_skip=False) is None
+
+
+def test_a_reader_may_lack_a_field_of_floats() -> None:
+    vector = {"type": "array", "items": "float"}
+    fields = [{"name": "v", "type": vector}, {"name": "a", "type": "long"}]
+    writer = {"type": "record", "name": "R", "fields": fields}
+    reader = ours.AvroSchema(None, schema_definition={**writer, "fields": fields[1:]})
+    payload = ours.AvroSchema(None, schema_definition=writer).encode({"v": [0.5] * 1_000, "a": 7})
+    decode = reader.decoder_of(ours.SchemaInfo(ours.SchemaType.AVRO, "", json.dumps(writer)))
+    assert decode is not None
+    assert decode(payload) == {"a": 7}
+    for end in (3, 1_000, len(payload) - 1):
+        with pytest.raises(ValueError):
+            decode(payload[:end])
 
 
 def test_honest_payloads_of_such_schemas_are_decoded() -> None:
@@ -467,7 +507,7 @@ def test_no_payload_that_fastavro_wrote_is_refused(shape: tuple[Any, Any]) -> No
         {"name": "items", "type": {"type": "array", "items": shape[0]}},
     ]
     schema = fastavro.parse_schema({"type": "record", "name": "R", "fields": fields})
-    check = payload_check(schema)
+    check = payload_check(schema, may_skip=True)
     assert check is not None
     buffer = io.BytesIO()
     fastavro.schemaless_writer(buffer, schema, {"price": Decimal(1), "items": [shape[1]] * 3_000})
@@ -483,7 +523,8 @@ def test_records_of_one_field_are_one_step_of_the_check() -> None:
 
 def test_plain_schemas_have_no_payload_check() -> None:
     for cls in (Outer, OuterModel, *shapes(ours).values()):
-        assert payload_check(ours.AvroSchema(cls)._parsed) is None
+        for may_skip in (False, True):
+            assert payload_check(ours.AvroSchema(cls)._parsed, may_skip=may_skip) is None
 
 
 @pytest.mark.parametrize("kind", [ours.JsonSchema, ours.AvroSchema])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -34,7 +36,7 @@ class RoleConfig(BaseModel):
 
             @model_validator(mode="after")
             def quorums(self) -> Self:
-                if ...: raise ValueError("ack_quorum 3 exceeds write_quorum 2")   # name both keys
+                if ...: raise ValueError("ack_quorum 3 exceeds write_quorum 2")   # names both keys
                 return self
 
     Keys are snake_case and end in their unit. The file and the environment may write them in
@@ -65,19 +67,38 @@ def load_config(
 
     Raises ConfigError. If one of the three places has unknown keys, the error names those keys and
     the most similar known keys. If all keys are known, it names the invalid values and the place of
-    each.
+    each. An error names a setting as the user wrote it: as a flag, as a variable, or as a key.
     """
-    from_file = _renamed(config_class, _read_toml(file), str(file)) if file is not None else {}
+    from_file = _read_file(config_class, file) if file is not None else {}
     from_environment = _read_environment(config_class)
-    from_flags = {key: value for key, value in flags.items() if value is not None}
-    _refuse_unknown(config_class, from_file, str(file))
-    _refuse_unknown(config_class, from_flags, "the command line")
-    merged = {**from_file, **from_environment, **from_flags}
+    _refuse_unknown(config_class, flags, "the command line")
+    from_flags = {
+        key: _Given(value, f"--{key.replace('_', '-')}")
+        for key, value in flags.items()
+        if value is not None
+    }
+    given = {**from_file, **from_environment, **from_flags}
     try:
-        return config_class(**merged)
+        return config_class(**{key: found.value for key, found in given.items()})
     except ValidationError as error:
-        problems = _problems(error, config_class, file, from_environment, from_flags)
-        raise ConfigError(problems) from None
+        raise ConfigError(_problems(error, config_class, given)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A setting that the user gave."""
+
+    value: Any
+    written: str  # its name, as the user wrote it
+    file: Path | None = None  # None: a flag or a variable
+
+
+def _read_file(config_class: type[RoleConfig], file: Path) -> dict[str, _Given]:
+    values = _read_toml(file)
+    found = {key: _Given(value, key, file) for key, value in values.items()}
+    renamed = _renamed(config_class, found, str(file))
+    _refuse_unknown(config_class, renamed, str(file))
+    return renamed
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -89,7 +110,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError([f"config file {file} is not valid TOML: {error}"]) from error
 
 
-def _read_environment(config_class: type[RoleConfig]) -> dict[str, Any]:
+def _read_environment(config_class: type[RoleConfig]) -> dict[str, _Given]:
     prefix = _prefix(config_class)
     present = {name[len(prefix) :]: name for name in os.environ if name.upper().startswith(prefix)}
     unknown = [
@@ -99,8 +120,8 @@ def _read_environment(config_class: type[RoleConfig]) -> dict[str, Any]:
     ]
     if unknown:
         raise ConfigError(unknown)
-    values = {key: os.environ[name] for key, name in present.items()}
-    return _renamed(config_class, values, "the environment")
+    found = {key: _Given(os.environ[name], name) for key, name in present.items()}
+    return _renamed(config_class, found, "the environment")
 
 
 def _refuse_unknown(config_class: type[RoleConfig], given: Iterable[str], place: str) -> None:
@@ -125,15 +146,16 @@ def _field_of(key: str, config_class: type[RoleConfig]) -> str | None:
 
 
 def _renamed(
-    config_class: type[RoleConfig], given: Mapping[str, Any], place: str
-) -> dict[str, Any]:
+    config_class: type[RoleConfig], given: Mapping[str, _Given], place: str
+) -> dict[str, _Given]:
     """Replace keys in camelCase by the names of settings. Raises ConfigError for a setting that is
-    given under both names."""
-    found: dict[str, Any] = {}
+    given under two names."""
+    found: dict[str, _Given] = {}
     for key, value in given.items():
         name = _field_of(key, config_class) or key
         if name in found:
-            raise ConfigError([f"{place} has {name} twice: as {name} and in camelCase"])
+            both = f"{found[name].written} and {value.written}"
+            raise ConfigError([f"{place} has {both}, which are the same setting: give one of them"])
         found[name] = value
     return found
 
@@ -151,17 +173,13 @@ def _hint(key: str, config_class: type[RoleConfig], prefix: str = "") -> str:
 
 
 def _problems(
-    error: ValidationError,
-    config_class: type[RoleConfig],
-    file: Path | None,
-    from_environment: Mapping[str, Any],
-    from_flags: Mapping[str, Any],
+    error: ValidationError, config_class: type[RoleConfig], given: Mapping[str, _Given]
 ) -> list[str]:
     problems = []
     for detail in error.errors():
         reason = detail["msg"].removeprefix("Value error, ")
         if not detail["loc"]:  # a validator over several keys; its reason names them
-            problems.append(reason)
+            problems.append(_as_written(reason, given))
             continue
         key = str(detail["loc"][0])
         if detail["type"] == "missing":
@@ -170,11 +188,17 @@ def _problems(
                 f"{_prefix(config_class)}{key.upper()} or {key} in a config file"
             )
             continue
-        if key in from_flags:
-            place = f"--{key.replace('_', '-')}"
-        elif key in from_environment:
-            place = _prefix(config_class) + key.upper()
-        else:
-            place = f"{key} in {file}" if file is not None else key
+        found = given.get(key)  # None: the default is invalid
+        place = key if found is None else found.written
+        if found is not None and found.file is not None:
+            place = f"{place} in {found.file}"
         problems.append(f"{place}: {reason}, not {detail['input']!r}")
     return problems
+
+
+def _as_written(reason: str, given: Mapping[str, _Given]) -> str:
+    """Replace the names of settings by the names that the user wrote."""
+    if not given:
+        return reason
+    names = re.compile(rf"\b({'|'.join(given)})\b")
+    return names.sub(lambda found: given[found[1]].written, reason)

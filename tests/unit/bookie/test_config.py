@@ -68,8 +68,8 @@ def test_other_hosts_are_not_loopback(host: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"disk_full": 0.8}, "disk_resume 0.9 is above disk_full 0.8"),
-        ({"disk_full": 0.8, "disk_resume": 0.7}, "disk_warn 0.9 is above disk_full 0.8"),
+        ({"disk_full": 0.8}, "disk_resume 0.9 is above --disk-full 0.8"),
+        ({"disk_full": 0.8, "disk_resume": 0.7}, "disk_warn 0.9 is above --disk-full 0.8"),
         ({"disk_full": 1.5}, "disk-full"),
         ({"collect_interval_s": 0}, "collect-interval-s"),
     ],

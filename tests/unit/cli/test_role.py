@@ -108,7 +108,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
         ("", [], "data_dir is required: give --data-dir, MAGNETAR_OVEN_DATA_DIR or data_dir"),
         ('data_dir = "d"\ngrpc_prot = 1', [], "unknown key 'grpc_prot'"),
         ('data_dir = "d"\ngrpc_port = 70000', [], "grpc_port in "),
-        ('data_dir = "d"', ["--ack-quorum", "4"], "ack_quorum 4 exceeds write_quorum 3"),
+        ('data_dir = "d"', ["--ack-quorum", "4"], "--ack-quorum 4 exceeds write_quorum 3"),
         ('data_dir = "d', [], "is not valid TOML"),
     ],
 )

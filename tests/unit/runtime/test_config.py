@@ -128,8 +128,24 @@ def test_a_missing_key_says_how_to_give_it() -> None:
 
 def test_keys_that_contradict_each_other_are_both_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(toml(tmp_path, "ack_quorum = 5"), write_quorum=4)
-    assert caught.value.problems == ("ack_quorum 5 exceeds write_quorum 4",)
+        load(toml(tmp_path, "ack_quorum = 5"))
+    assert caught.value.problems == ("ack_quorum 5 exceeds write_quorum 3",)
+
+
+def test_an_error_names_a_setting_as_the_user_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = toml(tmp_path, "ackQuorum = 5\ngrpcPort = 70000")
+    with pytest.raises(ConfigError, match=r"^grpcPort in .*oven\.toml: .*65535, not 70000$"):
+        load(file)
+    monkeypatch.setenv("MAGNETAR_OVEN_grpcPort", "70001")
+    with pytest.raises(ConfigError, match=r"^MAGNETAR_OVEN_grpcPort: .*, not '70001'$"):
+        load(file)
+    with pytest.raises(ConfigError, match=r"^ackQuorum 5 exceeds --write-quorum 4$"):
+        load(file, grpc_port=1, write_quorum=4)
+    monkeypatch.setenv("MAGNETAR_OVEN_ACK_QUORUM", "6")
+    with pytest.raises(ConfigError, match=r"^MAGNETAR_OVEN_ACK_QUORUM 6 exceeds write_quorum 3$"):
+        load(file, grpc_port=1)
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
@@ -161,10 +177,12 @@ def test_a_key_may_be_in_camel_case(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert load(file).grpc_port == 2
     assert load(file).write_quorum == 5
     monkeypatch.setenv("MAGNETAR_OVEN_GRPC_PORT", "3")
-    with pytest.raises(ConfigError, match="the environment has grpc_port twice"):
+    both = "MAGNETAR_OVEN_.* and MAGNETAR_OVEN_.*, which are the same setting: give one of them"
+    with pytest.raises(ConfigError, match=f"the environment has {both}"):
         load(file)
 
 
 def test_a_key_under_both_names_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has grpc_port twice"):
+    both = "grpcPort and grpc_port, which are the same setting"
+    with pytest.raises(ConfigError, match=rf"oven\.toml has {both}"):
         load(toml(tmp_path, "grpcPort = 1\ngrpc_port = 2"))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from magnetar.broker.calls import call_each
@@ -153,14 +155,14 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     the first. For a time or an age, the result is the largest value (`_MOST`) or the earliest
     (`_EARLIEST`). Maps and named lists are merged by name, other lists are united. For other
     values, the result is the first value that is not empty. The name of the subscription with the
-    oldest backlog comes from the part with the greatest backlog age."""
-    total: dict[str, Any] = {}
+    oldest backlog comes from the part with the oldest backlog."""
+    values: dict[str, list[Any]] = {}
     for part in parts:
         for key, value in part.items():
-            total[key] = _sum(key, total[key], value) if key in total else value
+            values.setdefault(key, []).append(value)
+    total = {key: _merged_value(key, found) for key, found in values.items()}
     if "averageMsgSize" in total:
-        messages = total.get("msgInCounter", 0)
-        total["averageMsgSize"] = total["bytesInCounter"] / messages if messages else 0.0
+        total["averageMsgSize"] = _average_size(total, values["averageMsgSize"])
     if "oldestBacklogMessageSubscriptionName" in total:
         oldest = max(parts, key=lambda part: part["oldestBacklogMessageAgeSeconds"])
         name = oldest["oldestBacklogMessageSubscriptionName"]
@@ -168,20 +170,37 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def _sum(key: str, one: Any, other: Any) -> Any:
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one or other
+def _average_size(total: Mapping[str, Any], averages: Sequence[float]) -> float:
+    if "msgInCounter" in total:
+        messages = total["msgInCounter"]
+        return total["bytesInCounter"] / messages if messages else 0.0
+    # A producer has no counters. As in Pulsar, its partitions have equal weights; here without
+    # those that it has not published to.
+    found = [average for average in averages if average]
+    return fmean(found) if found else 0.0
+
+
+def _merged_value(key: str, values: Sequence[Any]) -> Any:
+    found = [value for value in values if value not in (None, "None", "")]
+    if not found:
+        return values[-1]
+    if any(isinstance(value, bool) for value in found):
+        return any(found)
     if key in _MOST:
-        return max(one, other)
+        return max(found)
     if key in _EARLIEST:
-        return min(one or other, other or one)  # 0: never
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return one + other if key not in _EQUAL else one
-    if isinstance(one, dict) and isinstance(other, dict):
-        return merged([one, other])
-    if isinstance(one, list) and isinstance(other, list):
-        return _merged_list(key, [*one, *other])
-    return other if one in (None, "None", "") else one
+        return min(filter(None, found), default=0)  # 0: never
+    if all(isinstance(value, int | float) for value in found):
+        return found[0] if key in _EQUAL else sum(found)
+    if key in _BY_NAME:
+        return _merged_by_name(found)
+    if key in _PROPERTIES:
+        return dict(chain.from_iterable(each.items() for each in reversed(found)))
+    if all(isinstance(value, dict) for value in found):
+        return merged(found)
+    if all(isinstance(value, list) for value in found):
+        return _merged_list(key, list(chain.from_iterable(found)))
+    return found[0]
 
 
 _EQUAL: Final = frozenset({"producerId", "priorityLevel", "avgMessagesPerEntry", "epoch", "hash"})
@@ -212,15 +231,27 @@ _NAMED: Final = {
 }
 
 
+# Clients choose the keys of these maps: a key may be equal to the name of a statistic.
+_BY_NAME: Final = frozenset({"subscriptions", "hiddenSubscriptions"})
+_PROPERTIES: Final = frozenset({"metadata", "subscriptionProperties"})
+
+
+def _merged_by_name(maps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    named: dict[str, list[Any]] = {}
+    for found in maps:
+        for name, value in found.items():
+            named.setdefault(name, []).append(value)
+    return {name: merged(same) for name, same in named.items()}
+
+
 def _merged_list(key: str, items: list[Any]) -> list[Any]:
     by = _NAMED.get(key)
     if by is None:
         return list({json.dumps(item): item for item in items}.values())
-    named: dict[str, Any] = {}
+    named: dict[str, list[Any]] = {}
     for item in items:
-        name = item[by]
-        named[name] = merged([named[name], item]) if name in named else item
-    return list(named.values())
+        named.setdefault(item[by], []).append(item)
+    return [merged(same) for same in named.values()]
 
 
 _NOTHING: Final[Mapping[str, Any]] = {

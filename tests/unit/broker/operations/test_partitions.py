@@ -85,6 +85,41 @@ def test_the_subscription_with_the_oldest_backlog_is_that_of_the_oldest_message(
     assert found == dict(zip(names, expected, strict=True))
 
 
+def test_the_average_size_of_a_producer_is_that_of_its_partitions_with_messages() -> None:
+    """A producer has no counters, so its partitions have equal weights, as in Pulsar."""
+    parts = [
+        {
+            "averageMsgSize": size,
+            "msgInCounter": count,
+            "bytesInCounter": int(size * count),
+            "publishers": [{"producerName": name, "averageMsgSize": size}],
+        }
+        for name, size, count in (("p", 10.0, 1), ("p", 0.0, 0), ("p", 40.0, 9), ("q", 0.0, 0))
+    ]
+    found = merged(parts)
+    assert found["averageMsgSize"] == 37.0
+    assert found["publishers"] == [
+        {"producerName": "p", "averageMsgSize": 25.0},
+        {"producerName": "q", "averageMsgSize": 0.0},
+    ]
+    assert merged([found])["publishers"] == found["publishers"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lastAckedTime", "averageMsgSize", "oldestBacklogMessageSubscriptionName", "publishers"],
+)
+def test_a_subscription_or_property_may_have_the_name_of_a_statistic(name: str) -> None:
+    part = {
+        "subscriptions": {name: {"msgBacklog": 2, "consumers": []}},
+        "publishers": [{"producerName": "p", "metadata": {name: "x"}}],
+    }
+    assert merged([part, part, part]) == {
+        "subscriptions": {name: {"msgBacklog": 6, "consumers": []}},
+        "publishers": [{"producerName": "p", "metadata": {name: "x"}}],
+    }
+
+
 @pytest.mark.real_loop
 async def test_statistics_of_a_key_shared_consumer_of_several_partitions() -> None:
     async with (

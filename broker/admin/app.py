@@ -22,6 +22,7 @@ from magnetar.broker.admin.ledgers import ledgers_router
 from magnetar.broker.admin.namespaces import namespaces_router, tenants_router
 from magnetar.broker.admin.non_persistent import health_router, non_persistent_router
 from magnetar.broker.admin.partitions import PartitionCalls, fanned_out, partitions_router
+from magnetar.broker.admin.paths import EncodedNames
 from magnetar.broker.admin.policies import policies_router
 from magnetar.broker.admin.schemas import schemas_router
 from magnetar.broker.admin.subscriptions import subscriptions_router
@@ -65,7 +66,7 @@ ROUTERS: Final = (
     subscriptions_router,
 )
 """The first route that matches a request answers it. A subscription's name may contain slashes, so
-the routes of subscriptions come last."""
+the routes of subscriptions come last (see `paths.py`)."""
 
 
 def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> App:
@@ -115,6 +116,7 @@ def admin_api(
         api.add_exception_handler(kind, _answer_failure)
     api.add_exception_handler(RequestValidationError, _answer_invalid)
     api.add_exception_handler(HTTPException, _answer_http)
+    api.add_middleware(EncodedNames)
     calls.serve = api
     api.openapi = partial(_document, api)  # type: ignore[method-assign]
     return api
@@ -133,16 +135,14 @@ def _resolve_routes(api: FastAPI) -> None:
 def _document(api: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document without FastAPI's status 422: the broker answers invalid requests
     with 400."""
-    if api.openapi_schema is None:
-        document = FastAPI.openapi(api)
-        for operations in document["paths"].values():
-            for operation in operations.values():
-                if "HTTPValidationError" in str(operation["responses"].get("422")):
-                    del operation["responses"]["422"]
-        for name in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(name, None)
-    assert api.openapi_schema is not None
-    return api.openapi_schema
+    document = FastAPI.openapi(api)  # FastAPI keeps the document
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+    return document
 
 
 def bounded(app: App, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:
@@ -190,7 +190,8 @@ async def _answer_failure(request: Request, error: Exception) -> Response:
     outcome = outcome_of(error)
     if isinstance(error, ServedElsewhere):
         # Use the encoded path: "?", "#" and "%" in a topic's name mean something else in a URL.
-        path, query = request.scope["raw_path"].decode(), request.url.query
+        path = request.scope["raw_path"].decode("latin-1")
+        query = request.scope["query_string"].decode("latin-1")
         location = f"{error.owner.http_url}{path}{'?' if query else ''}{query}"
         return Response(status_code=outcome.status, headers={"location": location})
     refusal = Refusal(reason=str(error), error=type(error).__name__, advice=outcome.advice)
@@ -223,7 +224,7 @@ def _name_of(status: int) -> str:
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
+    path = request.scope["raw_path"].decode("latin-1")[:200]
     reason = f"{request.method} {path}: {error.detail}; /docs lists the paths"
     refusal = Refusal(reason=reason, error=_name_of(error.status_code))
     return JSONResponse(refusal.model_dump(), error.status_code, headers=error.headers)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
 
+from magnetar.broker.admin.paths import SUBSCRIPTION, SubscriptionPart
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.dispatch.sticky_hash import SLOTS
 from magnetar.broker.log.position import EARLIEST, Position
@@ -43,11 +44,13 @@ _Limit = Annotated[int, Query(ge=1, le=PAGE_ENTRIES_MAX, description="maximum en
 def delivery_router(broker: "Broker") -> APIRouter:
     """Make the routes `explain`, `pending` and `key` below
     `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}`."""
-    one = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription:path}"
+    one = "/admin/v2/persistent/{tenant}/{namespace}/{topic}" + SUBSCRIPTION
     router = APIRouter(tags=["delivery"], responses={**REFUSALS, 405: _NOT_ALLOWED})
 
     @router.get(one + "/explain")
-    async def explain(tenant: str, namespace: str, topic: str, subscription: str) -> Explanation:
+    async def explain(
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart
+    ) -> Explanation:
         """Show every reason why the subscription delivers no message now."""
         name = topic_name(tenant, namespace, topic)
         return await delivery.explanation(broker, name, subscription_name(subscription))
@@ -57,7 +60,7 @@ def delivery_router(broker: "Broker") -> APIRouter:
         tenant: str,
         namespace: str,
         topic: str,
-        subscription: str,
+        subscription: SubscriptionPart,
         consumer: _Consumer = None,
         of_hash: _Hash = None,
         after: _After = None,
@@ -77,7 +80,7 @@ def delivery_router(broker: "Broker") -> APIRouter:
         tenant: str,
         namespace: str,
         topic: str,
-        subscription: str,
+        subscription: SubscriptionPart,
         key: _Key,
         base64: _Base64 = False,
     ) -> KeyShown:

@@ -7,6 +7,7 @@ from fastapi.responses import PlainTextResponse
 
 from magnetar.broker.admin.cluster import BundleRange
 from magnetar.broker.admin.forwarding import open_elsewhere
+from magnetar.broker.admin.paths import SUBSCRIPTION, SubscriptionPart
 from magnetar.broker.admin.topics import REFUSALS, shown
 from magnetar.broker.log.position import LATEST
 from magnetar.broker.operations import cluster, health, subscriptions, topics
@@ -41,7 +42,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
         prefix=f"/admin/v2/{_DOMAIN}", tags=["non-persistent topics"], responses=REFUSALS
     )
     one = "/{tenant}/{namespace}/{topic}"
-    subscription_path = one + "/subscription/{subscription:path}"
+    subscription_path = one + SUBSCRIPTION
 
     @router.get("/{tenant}/{namespace}")
     async def list_topics(
@@ -90,7 +91,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
 
     @router.put(subscription_path, status_code=204, responses={409: _EXISTS})
     async def create_subscription(
-        tenant: str, namespace: str, topic: str, subscription: str
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart
     ) -> None:
         """Create a subscription. It counts the messages that are dropped while it has no
         consumer."""
@@ -100,7 +101,11 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
 
     @router.delete(subscription_path, status_code=204)
     async def delete_subscription(
-        tenant: str, namespace: str, topic: str, subscription: str, force: _Force = False
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: SubscriptionPart,
+        force: _Force = False,
     ) -> None:
         """Delete a subscription."""
         name = topic_name(tenant, namespace, topic, _DOMAIN)

@@ -12,12 +12,13 @@ import json
 import re
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 
 from magnetar.broker.admin.forwarding import in_thread
+from magnetar.broker.admin.paths import encoded
 from magnetar.broker.admin.topics import REFUSALS, shown
 from magnetar.broker.calls import call_each
 from magnetar.broker.errors import IsPartitioned
@@ -246,7 +247,8 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
     ) -> None:
         found = _ABOUT_ALL.fullmatch(scope["raw_path"].decode("latin-1"))
         name = None if found is None else _partitioned_name(found)
-        if found is None or name is None or _needs_no_record(broker, name, found[5]):
+        rest = "" if found is None else encoded(found[5])
+        if name is None or _needs_no_record(broker, name, rest):
             await app(scope, receive, send)
             return
         try:
@@ -255,7 +257,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 await app(scope, receive, send)
                 return
             body = await _body_of(receive)
-            method, rest = scope["method"], found[5]
+            method = scope["method"]
             answer: Response
             if (method, rest, name.domain) == ("POST", "/terminate", Domain.PERSISTENT):
                 last = await partitions.terminate_partitioned_topic(broker, name, calls)
@@ -284,7 +286,7 @@ def _needs_no_record(broker: "Broker", name: TopicName, rest: str) -> bool:
 
 def _partitioned_name(found: "re.Match[str]") -> TopicName | None:
     try:
-        tenant, namespace, topic = map(unquote, found.group(2, 3, 4))
+        tenant, namespace, topic = unquote(found[2]), unquote(found[3]), unquote_plus(found[4])
         name = topic_name(tenant, namespace, topic, Domain(found[1]))
     except OPERATING_ERRORS:
         return None  # the route answers with the error

@@ -1,7 +1,7 @@
 """Subscriptions over HTTP.
 
-A subscription's name may contain slashes, so the router matches the name as a path. Therefore
-routes with more parts after the name come first.
+A subscription's name may contain slashes (see `paths.py`). So routes with more parts after the name
+come first.
 
 The answer to a peek is a list of messages in JSON. Pulsar differs: it answers with the bytes of a
 whole batch, and puts the metadata into headers.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Path, Query, Response
 from pydantic import TypeAdapter
 
+from magnetar.broker.admin.paths import SUBSCRIPTION, SubscriptionPart
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.log.position import LATEST
 from magnetar.broker.operations import arguments, subscriptions
@@ -41,7 +42,7 @@ _EXISTS = {"model": Refusal, "description": "The subscription exists already."}
 def subscriptions_router(broker: "Broker") -> APIRouter:
     """Make the routes below `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription`."""
     topic_path = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
-    one = "/subscription/{subscription:path}"
+    one = SUBSCRIPTION
     router = APIRouter(prefix=topic_path, tags=["subscriptions"], responses=REFUSALS)
 
     @router.get("/subscriptions")
@@ -52,7 +53,7 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.post(one + "/resetcursor/{timestamp}", status_code=204)
     async def reset_to_time(
-        tenant: str, namespace: str, topic: str, subscription: str, timestamp: _Time
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart, timestamp: _Time
     ) -> None:
         """Deliver again from the first message published at this time or later."""
         name = topic_name(tenant, namespace, topic)
@@ -61,7 +62,11 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.post(one + "/resetcursor", status_code=204)
     async def reset_to_message(
-        tenant: str, namespace: str, topic: str, subscription: str, start: MessagePosition
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: SubscriptionPart,
+        start: MessagePosition,
     ) -> None:
         """Deliver again from a message. ledgerId and entryId -1 are the beginning of the topic."""
         name = topic_name(tenant, namespace, topic)
@@ -73,21 +78,23 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.post(one + "/skip/{count}", status_code=204)
     async def skip(
-        tenant: str, namespace: str, topic: str, subscription: str, count: _Count
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart, count: _Count
     ) -> None:
         """Acknowledge the first `count` entries of the backlog."""
         name = topic_name(tenant, namespace, topic)
         await subscriptions.skip(broker, name, subscription_name(subscription), count)
 
     @router.post(one + "/skip_all", status_code=204)
-    async def skip_all(tenant: str, namespace: str, topic: str, subscription: str) -> None:
+    async def skip_all(
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart
+    ) -> None:
         """Acknowledge the whole backlog."""
         name = topic_name(tenant, namespace, topic)
         await subscriptions.skip_all(broker, name, subscription_name(subscription))
 
     @router.post(one + "/expireMessages/{seconds}", status_code=204)
     async def expire(
-        tenant: str, namespace: str, topic: str, subscription: str, seconds: _Age
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart, seconds: _Age
     ) -> None:
         """Acknowledge the entries that the broker appended more than this many seconds ago."""
         name = topic_name(tenant, namespace, topic)
@@ -95,7 +102,11 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.post(one + "/expireMessages", status_code=204)
     async def expire_through(
-        tenant: str, namespace: str, topic: str, subscription: str, last: MessagePosition
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: SubscriptionPart,
+        last: MessagePosition,
     ) -> None:
         """Acknowledge every entry up to a message."""
         name = topic_name(tenant, namespace, topic)
@@ -111,7 +122,7 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.get(one + "/position/{position}", response_model=list[PeekedMessage])
     async def peek(
-        tenant: str, namespace: str, topic: str, subscription: str, position: _Number
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart, position: _Number
     ) -> Response:
         """Show the messages of one entry of the backlog, and change nothing. `position` counts the
         entries from 1."""
@@ -122,7 +133,11 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.put(one, status_code=204, responses={409: _EXISTS})
     async def create(
-        tenant: str, namespace: str, topic: str, subscription: str, start: _Start = None
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: SubscriptionPart,
+        start: _Start = None,
     ) -> None:
         """Create a durable subscription, and the topic if it does not exist."""
         name = topic_name(tenant, namespace, topic)
@@ -132,7 +147,11 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.delete(one, status_code=204)
     async def delete(
-        tenant: str, namespace: str, topic: str, subscription: str, force: _Force = False
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: SubscriptionPart,
+        force: _Force = False,
     ) -> None:
         """Delete a subscription and drop its backlog."""
         name = topic_name(tenant, namespace, topic)

@@ -1,0 +1,70 @@
+"""The names of topics and subscriptions in the paths of requests.
+
+A subscription's name may contain slashes, which clients encode as %2F. FastAPI matches decoded
+paths, in which such a name has several parts: `skip_all` of the subscription `a/skip` would be
+taken for a `skip` of `a`. So the parts after `/subscription/` stay encoded until a route is chosen.
+A client may also send the slashes of a name as they are. Then the first route that fits decides.
+
+As in Pulsar, a plus sign in the name of a topic or subscription stands for a blank: Pulsar's Java
+tools encode blanks in this way. They encode a plus sign as %2B.
+"""
+
+import re
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import quote, unquote, unquote_plus
+
+from pydantic import AfterValidator
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.runtime.http import App, Message
+
+SUBSCRIPTION: Final = "/subscription/{subscription:path}"
+"""The last parts of the path of a subscription. The parameter has the type SubscriptionPart."""
+
+SubscriptionPart = Annotated[str, AfterValidator(unquote)]
+
+_OF_TOPIC: Final = re.compile(
+    r"(/(?:admin/v2/(?:persistent|non-persistent|schemas)|lookup/v2/topic/[^/]+)/[^/]+/[^/]+/)"
+    r"([^/]+)(/.*)?",
+    re.DOTALL,
+)
+_BELOW: Final = "/subscription/"
+_NO_ROUTE: Final = ""
+
+
+class EncodedNames:
+    """An ASGI application that passes requests on with the path that the routes expect."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+
+    async def __call__(
+        self,
+        scope: "Message",
+        receive: "Callable[[], Awaitable[Message]]",
+        send: "Callable[[Message], Awaitable[None]]",
+    ) -> None:
+        await self._app({**scope, "path": _routed(scope)}, receive, send)
+
+
+def encoded(path: str) -> str:
+    """Encode each part of an encoded path again, in one way: different encodings become equal."""
+    return "/".join(quote(unquote_plus(part), safe="") for part in path.split("/"))
+
+
+def _routed(scope: "Message") -> str:
+    path: str = scope["path"]
+    found = _OF_TOPIC.fullmatch(scope["raw_path"].decode("latin-1"))
+    if found is not None:
+        above, topic, rest = unquote(found[1]), unquote_plus(found[2]), found[3] or ""
+        is_below = rest.startswith(_BELOW)
+        if "%2f" in f"{found[1]}{found[2]}{'' if is_below else rest}".lower():
+            return _NO_ROUTE  # no other name contains a slash
+        return f"{above}{topic}{encoded(rest) if is_below else unquote(rest)}"
+    found = _OF_TOPIC.fullmatch(path)
+    if found is not None and (found[3] or "").startswith(_BELOW):
+        # A fixed part of the path, such as `persistent`, is encoded, too.
+        return f"{found[1]}{found[2]}{quote(found[3])}"
+    return path

@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
 
 from magnetar.broker.admin.forwarding import in_thread
 from magnetar.broker.admin.paths import encoded
@@ -26,6 +27,7 @@ from magnetar.broker.operations import partitions
 from magnetar.broker.operations.arguments import INT64_MAX, namespace_name, topic_name
 from magnetar.broker.operations.errors import PartitionFailed, outcome_of
 from magnetar.broker.operations.model import (
+    MessagePosition,
     PartitionedMetadata,
     PartitionedStats,
     Refusal,
@@ -316,10 +318,10 @@ def _is_about_one(method: str, rest: str, body: bytes) -> bool:
 def _is_end(body: bytes) -> bool:
     """Return True if the body is the message id of the beginning or of the end of any topic."""
     try:
-        found = json.loads(body)
-        return found["ledgerId"] in _ENDS and found["entryId"] in _ENDS
-    except (ValueError, RecursionError, KeyError, TypeError):
+        found = MessagePosition.model_validate_json(body)
+    except ValidationError:
         return False
+    return found.ledger_id in _ENDS and found.entry_id in _ENDS
 
 
 async def _send_all(

@@ -18,7 +18,12 @@ from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.log.position import LATEST
 from magnetar.broker.operations import arguments, subscriptions
 from magnetar.broker.operations.arguments import INT64_MAX, subscription_name, topic_name
-from magnetar.broker.operations.model import MessagePosition, PeekedMessage, Refusal
+from magnetar.broker.operations.model import (
+    MessagePosition,
+    PeekedMessage,
+    Refusal,
+    SubscriptionStart,
+)
 from magnetar.broker.operations.subscriptions import AGE_S_MAX, PEEK_POSITION_MAX
 
 if TYPE_CHECKING:
@@ -32,8 +37,8 @@ _Age = Annotated[int, Path(ge=1, le=AGE_S_MAX, description="seconds")]
 _Time = Annotated[int, Path(ge=0, le=INT64_MAX, description=PUBLISH_TIME)]
 _Force = Annotated[bool, Query(description="true: disconnect the consumers")]
 _Start = Annotated[
-    MessagePosition | None,
-    Body(description="the message to begin at; no body: the end of the topic"),
+    SubscriptionStart | None,
+    Body(description="the message to begin at, and properties; no body: the end of the topic"),
 ]
 _MESSAGES = TypeAdapter(list[PeekedMessage])
 _EXISTS = {"model": Refusal, "description": "The subscription exists already."}
@@ -108,11 +113,13 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
         subscription: SubscriptionPart,
         last: MessagePosition,
     ) -> None:
-        """Acknowledge every entry up to a message."""
+        """Acknowledge every entry up to a message. A batch with later messages stays."""
         name = topic_name(tenant, namespace, topic)
         of = subscription_name(subscription)
         through = arguments.position(last.ledger_id, last.entry_id)
-        await subscriptions.expire_through(broker, name, of, through, excluded=last.is_excluded)
+        await subscriptions.expire_through(
+            broker, name, of, through, batch_index=last.batch_index, excluded=last.is_excluded
+        )
 
     @router.post("/all_subscription/expireMessages/{seconds}", status_code=204)
     async def expire_all(tenant: str, namespace: str, topic: str, seconds: _Age) -> None:
@@ -142,8 +149,18 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
         """Create a durable subscription, and the topic if it does not exist."""
         name = topic_name(tenant, namespace, topic)
         of = subscription_name(subscription)
-        target = LATEST if start is None else arguments.position(start.ledger_id, start.entry_id)
-        await subscriptions.create_subscription(broker, name, of, target)
+        if start is None:
+            await subscriptions.create_subscription(broker, name, of, LATEST)
+            return
+        await subscriptions.create_subscription(
+            broker,
+            name,
+            of,
+            arguments.position(start.ledger_id, start.entry_id),
+            batch_index=start.batch_index,
+            excluded=start.is_excluded,
+            properties=start.properties,
+        )
 
     @router.delete(one, status_code=204)
     async def delete(

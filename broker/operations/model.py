@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX
@@ -300,8 +300,29 @@ class MessagePosition(BaseModel):
         default=-1, ge=-1, le=INT32_MAX, description="index in the batch; -1: the whole entry"
     )
     is_excluded: bool = Field(
-        default=False, description="true: the operation does not include this message"
+        default=False,
+        # Pulsar's Java tools send the first name.
+        validation_alias=AliasChoices("excluded", "isExcluded"),
+        description="true: the operation does not include this message; also named isExcluded",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_word(cls, found: object) -> object:
+        if not isinstance(found, str):
+            return found
+        if found not in _ENDS:
+            raise ValueError("expected earliest, latest, or an object with ledgerId and entryId")
+        return {"ledgerId": _ENDS[found], "entryId": _ENDS[found]}
+
+
+_ENDS: Final = {"earliest": -1, "latest": INT64_MAX}
+
+
+class SubscriptionStart(MessagePosition):
+    """The first message of a new subscription, and the subscription's properties."""
+
+    properties: dict[str, str] | None = Field(default=None, description="null: none")
 
 
 class OrphanedLedger(_Statistics):

@@ -19,6 +19,8 @@ from magnetar.protos.message import decode_messages, read_entry
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from magnetar.broker.broker import Broker
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
@@ -47,18 +49,31 @@ async def list_subscriptions(broker: Broker, name: TopicName) -> list[str]:
 
 
 async def create_subscription(
-    broker: Broker, name: TopicName, subscription: str, start: Position
+    broker: Broker,
+    name: TopicName,
+    subscription: str,
+    start: Position,
+    *,
+    batch_index: int = -1,
+    excluded: bool = False,
+    properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Create a durable subscription whose next message is the first at or after `start`. Create a
-    missing topic, too, as a subscribing consumer does. Raises SubscriptionExists,
-    PositionNotFound."""
+    """Create a durable subscription whose next message is the first at or after `start`.
+    `batch_index` and `excluded`: see `reset_to_message`. Create a missing topic, too, as a
+    subscribing consumer does. Raises SubscriptionExists, PositionNotFound, ReadFailed."""
     await require_owner(broker, name)
     served = await broker.topic(name)
     if subscription in served.subscription_names:
         raise SubscriptionExists(subscription)
-    if name.domain is Domain.PERSISTENT:
-        _require_reached(await open_topic(broker, name), start)
-    await served.ensure_subscription(subscription, start)
+    if name.domain is Domain.NON_PERSISTENT:
+        await served.ensure_subscription(subscription, start, properties)
+        return
+    topic = await open_topic(broker, name)
+    _require_reached(topic, start)
+    first, skipped = _first(topic, start, batch_index, excluded=excluded)
+    await topic.ensure_subscription(subscription, first, properties)
+    if skipped:
+        await _found(topic, subscription).seek(first, batch_index=skipped)
 
 
 async def delete_subscription(
@@ -95,11 +110,8 @@ async def reset_to_message(
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)
     _require_reached(topic, start)
-    if batch_index >= 0:
-        await found.seek(start, batch_index=batch_index + excluded)
-        return
-    target = topic.log.chain.next_position(start) if excluded and start != LATEST else start
-    await found.seek(target)
+    first, skipped = _first(topic, start, batch_index, excluded=excluded)
+    await found.seek(first, batch_index=skipped)
 
 
 async def skip(broker: Broker, name: TopicName, subscription: str, count: int) -> int:
@@ -127,14 +139,25 @@ async def expire(
 
 
 async def expire_through(
-    broker: Broker, name: TopicName, subscription: str, last: Position, *, excluded: bool = False
+    broker: Broker,
+    name: TopicName,
+    subscription: str,
+    last: Position,
+    *,
+    batch_index: int = -1,
+    excluded: bool = False,
 ) -> int:
-    """Acknowledge every entry up to `last`, as `skip` does; `excluded`: without `last` itself. Also
-    raises PositionNotFound."""
+    """Acknowledge every entry up to `last`, as `skip` does; `excluded`: without `last` itself. With
+    a `batch_index`, the message is one of the batch at `last`: the batch stays if later messages
+    are in it. Also raises PositionNotFound, ReadFailed."""
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)
     _require_reached(topic, last)
-    through = topic.log.chain.previous_position(last) if excluded else last
+    if batch_index >= 0:
+        whole = await _is_whole_batch(topic, last, batch_index + 1 - excluded)
+    else:
+        whole = not excluded
+    through = last if whole else topic.log.chain.previous_position(last)
     return await topic.expire_through(found, through)
 
 
@@ -166,6 +189,27 @@ def _require_reached(topic: Topic, start: Position) -> None:
     last = topic.log.confirmed
     if start > last and start != LATEST:
         raise PositionNotFound(str(topic.name), start, last)
+
+
+def _first(
+    topic: Topic, start: Position, batch_index: int, *, excluded: bool
+) -> tuple[Position, int]:
+    """Return the first entry to deliver, and how many of its messages to leave out."""
+    if batch_index >= 0:
+        return start, batch_index + excluded
+    if excluded and start != LATEST:
+        return topic.log.chain.next_position(start), 0
+    return start, 0
+
+
+async def _is_whole_batch(topic: Topic, position: Position, messages: int) -> bool:
+    """Return whether the entry has at most this number of messages. Raises ReadFailed."""
+    if not topic.log.chain.is_entry(position):
+        return True  # the entry is deleted
+    entries = await topic.log.read(position, entries_max=1, bytes_max=1)
+    if not entries or entries[0].position != position:
+        return True  # all bookies have lost the entry
+    return entries[0].messages <= messages
 
 
 def _opened(entry: StoredEntry, left: tuple[int, ...] | None) -> list[PeekedMessage]:

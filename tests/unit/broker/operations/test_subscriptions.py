@@ -26,6 +26,7 @@ from magnetar.protos.names import TopicName
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from fakes.broker import RunningBroker
     from fakes.wire import WireClient
 
     from magnetar.broker.broker import Broker
@@ -41,9 +42,13 @@ HOUR_MS = 3_600_000
 class Scene:
     """A topic with a subscription from its beginning, and a client that publishes to it."""
 
-    broker: Broker
+    running: RunningBroker
     client: WireClient
     subscription: Subscription
+
+    @property
+    def broker(self) -> Broker:
+        return self.running.broker
 
     async def publish(self, *entries: bytes) -> list[Position]:
         positions = []
@@ -64,7 +69,7 @@ async def scene() -> AsyncIterator[Scene]:
         await client.produce("t")
         await subscriptions.create_subscription(broker.broker, TOPIC, "s", EARLIEST)
         topic = await broker.broker.topic(TOPIC)
-        yield Scene(broker.broker, client, topic.subscriptions["s"])
+        yield Scene(broker, client, topic.subscriptions["s"])
 
 
 def plain(text: str, *, publish_time_ms: int = 1_700_000_000_000) -> bytes:
@@ -210,6 +215,82 @@ async def test_skip_clear_and_expire_over_http() -> None:
             await post("subscription/s/expireMessages/0", 400)
             await post("subscription/none/skip_all", 404)
             await post("subscription/s/expireMessages", 412, json={**body, "entryId": 10_000})
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ({}, ["1", "2", "3"]),
+        ({"excluded": True}, ["z"]),
+        ({"isExcluded": True}, ["z"]),
+        ({"batchIndex": 0}, ["1", "2", "3"]),
+        ({"batchIndex": 1}, ["2", "3"]),
+        ({"batchIndex": 1, "excluded": True}, ["3"]),
+        ({"batchIndex": 2, "excluded": True}, ["z"]),
+        ({"batchIndex": -1, "partitionIndex": -1, "properties": None}, ["1", "2", "3"]),
+    ],
+)
+async def test_a_new_subscription_begins_at_the_message_of_a_batch(
+    start: dict[str, Any], expected: list[str]
+) -> None:
+    async with scene() as it, admin_of(it.running) as admin:
+        batch, _ = await it.publish(bytes(entry_of("1", "2", "3").data), plain("z"))
+        body = {"ledgerId": batch.ledger, "entryId": batch.entry, **start}
+        made = await admin.put("public/default/t/subscription/new", json=body)
+        assert made.status_code == 204, made.text
+        assert await it.texts(name="new") == expected
+        await it.subscription.skip_all()
+        moved = await admin.post("public/default/t/subscription/s/resetcursor", json=body)
+        assert moved.status_code == 204, moved.text
+        assert await it.texts() == expected
+
+
+async def test_a_new_subscription_has_the_properties_of_the_request() -> None:
+    async with scene() as it, admin_of(it.running) as admin:
+        await it.publish(plain("a"))
+        body = {"ledgerId": -1, "entryId": -1, "properties": {"team": "blue", "é": ""}}
+        await admin.put("public/default/p/partitions", json=2)
+        for topic, served in (("t", "t"), ("p", "p-partition-1")):
+            made = await admin.put(f"public/default/{topic}/subscription/new", json=body)
+            assert made.status_code == 204, made.text
+            stats = (await admin.get(f"public/default/{served}/stats")).json()
+            assert stats["subscriptions"]["new"]["subscriptionProperties"] == body["properties"]
+
+
+@pytest.mark.parametrize(("word", "expected"), [("earliest", ["a"]), ("latest", ["b"])])
+async def test_a_word_names_an_end_of_the_topic(word: str, expected: list[str]) -> None:
+    async with scene() as it, admin_of(it.running) as admin:
+        await it.publish(plain("a"))
+        await admin.put("public/default/p/partitions", json=2)
+        for topic in "tp":
+            one = f"public/default/{topic}/subscription/new"
+            assert (await admin.put(one, json=word)).status_code == 204
+            assert (await admin.post(f"{one}/resetcursor", json=word)).status_code == 204
+            refused = await admin.post(f"{one}/resetcursor", json="middle")
+            assert refused.status_code == (400 if topic == "t" else 405)
+        await it.publish(plain("b"))
+        assert await it.texts(name="new") == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "left"),
+    [
+        ({}, ["z"]),
+        ({"excluded": True}, ["1", "2", "3"]),
+        ({"batchIndex": 1}, ["1", "2", "3"]),
+        ({"batchIndex": 2}, ["z"]),
+        ({"batchIndex": 2, "excluded": True}, ["1", "2", "3"]),
+    ],
+)
+async def test_expiry_up_to_a_message_keeps_a_batch_with_later_messages(
+    last: dict[str, Any], left: list[str]
+) -> None:
+    async with scene() as it, admin_of(it.running) as admin:
+        _, batch, _ = await it.publish(plain("a"), bytes(entry_of("1", "2", "3").data), plain("z"))
+        body = {"ledgerId": batch.ledger, "entryId": batch.entry, **last}
+        done = await admin.post("public/default/t/subscription/s/expireMessages", json=body)
+        assert done.status_code == 204, done.text
+        assert await it.texts() == left
 
 
 async def test_expire_counts_subscriptions_of_the_same_name_separately() -> None:

@@ -32,6 +32,7 @@ from magnetar.broker.operations.model import (
     PartitionedStats,
     Refusal,
     TerminatedAt,
+    WantedPartitions,
 )
 from magnetar.broker.operations.partitions import ASKED_MAX
 from magnetar.broker.refusal import OPERATING_ERRORS
@@ -51,7 +52,7 @@ ANSWER_BYTES_MAX: Final = 16 << 20
 """The limit of an answer: statistics of one partition with thousands of consumers."""
 
 _Count = Annotated[int, Body(ge=-INT64_MAX, le=INT64_MAX)]
-_Wanted = Annotated[int | PartitionedMetadata, Body(description="the number of partitions")]
+_Wanted = Annotated[WantedPartitions, Body(description="the number of partitions")]
 _EXISTS = {"model": Refusal, "description": "The topic exists already."}
 _COUNTS = {"model": Refusal, "description": "A topic cannot have this many partitions."}
 
@@ -73,8 +74,6 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
     async def create(tenant: str, namespace: str, topic: str, wanted: _Wanted) -> None:
         """Create a topic with this many partitions."""
         name = topic_name(tenant, namespace, topic, domain)
-        if isinstance(wanted, int):
-            wanted = PartitionedMetadata.model_construct(partitions=wanted, properties={})
         await partitions.create_partitioned_topic(
             broker, name, wanted.partitions, wanted.properties
         )

@@ -7,8 +7,9 @@ status is Pulsar's.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.broker import errors
@@ -16,7 +17,7 @@ from magnetar.metadata.errors import MetadataError
 from magnetar.protos.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from magnetar.broker.log.position import Position
     from magnetar.metadata.model import BrokerRegistration
@@ -35,10 +36,23 @@ class ServedElsewhere(errors.BrokerError):
 class InvalidArgument(errors.BrokerError):
     """A part of the request is invalid. The error says what was expected."""
 
-    def __init__(self, name: str, found: object, expected: str) -> None:
-        super().__init__(f"invalid {name} {_shown(found)}: expected {expected}")
+    def __init__(self, name: str, found: object, expected: str, *, text: str = "") -> None:
+        """`text`: another text of the error."""
+        super().__init__(text or f"invalid {name} {_shown(found)}: expected {expected}")
         self.name = name
         self.expected = expected
+
+    @classmethod
+    def of(cls, place: Sequence[str | int], error: Mapping[str, Any]) -> InvalidArgument:
+        """Make the error from one of pydantic's errors. `place`: the names and numbers of the parts
+        of the request, from the outside in."""
+        name = ".".join(map(str, place))[:SHOWN_CHARACTERS_MAX]
+        text = ""
+        if error["type"] == "value_error":  # our own validator, whose text names the fields
+            text = f"invalid {name}: {error['ctx']['error']}"
+        elif error["type"] == "missing":
+            text = f"the request lacks {name}"
+        return cls(name, error["input"], _expected(error), text=text)
 
 
 class PartitionBusy(errors.BrokerError):
@@ -222,6 +236,20 @@ def outcome_of(error: Exception) -> Outcome:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN_NAMES_MAX} more" if len(names) > SHOWN_NAMES_MAX else ""
     return ", ".join(names[:SHOWN_NAMES_MAX]) + more
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    text: str = error["msg"]
+    if (found := _SHOULD_HAVE.fullmatch(text)) is not None:
+        return f"a {found[1].lower()} with {found[2]}"
+    return _EXPECTED.get(error["type"]) or text.removeprefix("Input should be ")
+
+
+_SHOULD_HAVE: Final = re.compile(r"(\w+) should have (.+)")
+_EXPECTED: Final = {
+    "extra_forbidden": "no field of this name",
+    "int_parsing_size": "a number with fewer digits",
+}
 
 
 def _shown(found: object) -> str:

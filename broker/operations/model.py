@@ -229,6 +229,20 @@ class PartitionedMetadata(BaseModel):
     )
 
 
+class WantedPartitions(BaseModel):
+    """The number of partitions of a new topic. The number alone is a body, too."""
+
+    model_config = ConfigDict(frozen=True)
+
+    partitions: int  # the broker's settings limit it
+    properties: dict[str, str] | None = Field(default=None, description="null: none")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_number(cls, found: object) -> object:
+        return found if isinstance(found, dict) else {"partitions": found}
+
+
 class PartitionedStats(TopicStats):
     """Sums over all partitions of a topic."""
 
@@ -290,7 +304,7 @@ class InternalStats(_Statistics):
 
 
 class MessagePosition(BaseModel):
-    """A message id, as Pulsar's tools send it."""
+    """A message id, as Pulsar's tools send it, or one of the words `earliest` and `latest`."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 

@@ -118,8 +118,7 @@ def _parsed(name: str, form: Any, found: Any) -> Any:
         return TypeAdapter(form).validate_python(found)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join([name, *map(str, first["loc"])])
-        raise InvalidArgument(where, first["input"], first["msg"]) from None
+        raise InvalidArgument.of((name, *first["loc"]), first) from None
 
 
 def shown_policies(record: NamespaceRecord, cluster: str) -> dict[str, Any]:

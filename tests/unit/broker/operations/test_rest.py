@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +16,13 @@ from fakes.namespaces import create_namespaces
 from fakes.wire import wire_to
 from fastapi import FastAPI
 
-from magnetar.broker.admin.app import BODY_BYTES_MAX, SCHEMA_BODY_BYTES_MAX, bounded
+from magnetar.broker.admin.app import (
+    BODY_BYTES_MAX,
+    SCHEMA_BODY_BYTES_MAX,
+    _document,
+    bounded,
+    prepared,
+)
 
 pytestmark = pytest.mark.real_loop
 
@@ -163,6 +172,80 @@ async def test_an_invalid_request_is_refused_with_the_expected_form(
         assert len(answer.content) < 4_000, "a hostile value is not sent back whole"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        ("retention", b'{"x": 2}', "the request lacks retentionTimeInMinutes"),
+        ("messageTTL", b'"x"', "invalid request body 'x': expected a valid integer"),
+        ("messageTTL", b"NaN", "invalid request body nan: expected a finite number"),
+        ("subscriptionTypesEnabled", b"[]", "[]: expected a list with at least 1 item"),
+        ("inactiveTopicPolicies", b"[]", "invalid request body []: expected a valid dictionary"),
+        ("publishRate", b'{"x": 2}', "invalid x 2: expected no field of this name"),
+        ("publishRate", b'{"%b": 2}' % (b"x" * 9_000), "xxx 2: expected no field of this name"),
+        (
+            "retention",
+            b'{"retentionTimeInMinutes": 1, "retentionSizeInMB": 0}',
+            "invalid request body: retentionTimeInMinutes 1 and retentionSizeInMB 0",
+        ),
+    ],
+)
+async def test_the_error_of_a_wrong_body_says_what_was_expected(
+    path: str, body: bytes, reason: str
+) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        headers = {"content-type": "application/json"}
+        refused = await admin.post(
+            f"namespaces/public/default/{path}", content=body, headers=headers
+        )
+        assert refused.status_code == 400, refused.text
+        assert reason in refused.json()["reason"]
+        assert len(refused.content) < 1_000, "a hostile value is not sent back whole"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"retentionTimeInMinutes": 0}, "the request lacks retention_policies.retentionSizeInMB"),
+        (
+            {"retentionTimeInMinutes": "x", "retentionSizeInMB": 0},
+            "invalid retention_policies.retentionTimeInMinutes 'x': expected a valid integer",
+        ),
+        (
+            {"retentionTimeInMinutes": 1, "retentionSizeInMB": 0},
+            "invalid retention_policies: retentionTimeInMinutes 1 and retentionSizeInMB 0",
+        ),
+    ],
+)
+async def test_the_error_of_a_new_namespace_says_what_was_expected(
+    body: dict[str, object], reason: str
+) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        refused = await admin.put("namespaces/public/n", json={"retention_policies": body})
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ("many", 400, "invalid partitions 'many': expected a valid integer"),
+        ({"partitions": "many"}, 400, "invalid partitions 'many': expected a valid integer"),
+        ({}, 400, "the request lacks partitions"),
+        (-1, 406, "-1"),
+        ({"partitions": -1}, 406, "-1"),
+        (1 << 64, 406, str(1 << 64)),
+        ({"partitions": 3, "properties": None, "deleted": False}, 204, ""),
+    ],
+)
+async def test_the_number_of_partitions_has_two_forms(
+    body: object, status: int, reason: str
+) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        answer = await admin.put(f"{T}/partitions", json=body)
+        assert answer.status_code == status, answer.text
+        assert reason in answer.text
+
+
 async def test_a_body_of_another_type_is_refused() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         body, headers = b'{"ledgerId": -1, "entryId": -1}', {"content-type": "text/plain"}
@@ -205,6 +288,41 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
         answer = await client.get("/")
     assert answer.status_code == 503
     assert "took longer than" in answer.json()["reason"]
+
+
+async def test_concurrent_first_requests_get_the_same_whole_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = FastAPI()
+
+    @api.get("/{number}")
+    async def show(number: int) -> int:
+        return number
+
+    made, build = threading.Event(), FastAPI.openapi
+    asked = threading.Semaphore(0)
+
+    def slow(self: FastAPI) -> dict[str, Any]:
+        document = build(self)  # FastAPI keeps it: other requests could see it from now on
+        made.set()
+        assert asked.acquire(timeout=5)
+        return document
+
+    monkeypatch.setattr(FastAPI, "openapi", slow)
+    monkeypatch.setattr(api, "openapi", partial(_document, api))
+    transport = httpx.ASGITransport(app=prepared(api))
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://here") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        first = group.create_task(client.get("/openapi.json"))
+        await asyncio.to_thread(made.wait)
+        second = group.create_task(client.get("/openapi.json"))
+        await asyncio.sleep(0.05)
+        assert not second.done(), "the document is not complete"
+        asked.release(9)
+    assert "422" not in first.result().json()["paths"]["/{number}"]["get"]["responses"]
+    assert second.result().json() == first.result().json()
 
 
 async def test_the_api_page_needs_no_internet() -> None:

@@ -200,14 +200,15 @@ class Auditor:
     def _subject(self) -> object:
         """Return the facts, besides the ledgers, on which an audit's findings depend."""
         directory = self._services.directory
-        # A narrow ledger is widened when more bookies are writable than it has copies.
-        useful = min(len(directory.writable), self._services.config.write_quorum)
+        writable = frozenset(each.member for each in directory.writable)
+        # Among few bookies, it matters which of them can take another copy of a narrow ledger.
+        takers = writable if len(writable) < self._services.config.write_quorum else None
         any_listed = len(directory.listed) > 0
         return (
             dict(self._known),
             self._lost_bookies.given_up,
             directory.decommissioned,
-            useful,
+            takers,
             any_listed,
         )
 
@@ -282,8 +283,9 @@ class Auditor:
         if lost and await self._under_replication.add_lost(ledger, lost):
             self.findings.recorded += 1
         if is_narrow(metadata, self._services.config.write_quorum):
-            enough = len(self._services.directory.writable) > metadata.write_quorum
-            if enough and await self._under_replication.add_narrow(ledger):
+            writable = {each.member for each in self._services.directory.writable}
+            possible = all(writable.difference(part.members) for part in metadata.segments)
+            if possible and await self._under_replication.add_narrow(ledger):
                 self.findings.recorded += 1
 
     # -- comparisons -----------------------------------------------------------------------------

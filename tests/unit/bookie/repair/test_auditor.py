@@ -280,6 +280,25 @@ async def test_a_narrow_ledger_is_recorded_when_one_more_copy_is_possible() -> N
             assert (await marked(nodes))[made.ledger].narrow
 
 
+async def test_a_narrow_ledger_is_recorded_although_its_own_bookie_is_read_only() -> None:
+    """The third bookie can take a copy. There are never more than two writable bookies."""
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        await bake_cookies(nodes)
+        await lose(nodes, nodes.bookies[2])
+        await wait_until(lambda: not ledgers.full_ensemble_possible())
+        made = await written(ledgers, 5)
+        await nodes.register(nodes.bookies[0], read_only=True)
+        async with auditing(nodes, SOON) as auditor:
+            await audited(auditor)
+            assert await marked(nodes) == {}
+            nodes.bookies[2].restart()
+            await nodes.register(nodes.bookies[2])
+            await until(lambda: auditor.findings.recorded == 1, within_s=100.0)
+            async with replicating(nodes) as replicator:
+                await until(lambda: replicator.counts.ledgers_repaired == 1)
+        assert (await metadata_of(nodes, made.ledger)).write_quorum == 3
+
+
 async def test_one_auditor_of_several_works_and_another_one_takes_over() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)

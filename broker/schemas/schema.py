@@ -57,6 +57,11 @@ class SchemaType(IntEnum):
 AVRO_TYPES: Final = frozenset((SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF))
 """The types whose definitions are Avro schemas."""
 
+_JSON_SCHEMA_TYPES: Final = frozenset(
+    ("any", "array", "boolean", "integer", "null", "number", "object", "string")
+)
+"""The values of "type" in a JSON schema, which old clients send for SchemaType.JSON."""
+
 _UNKNOWN: Final = frozenset((SchemaType.NONE, SchemaType.AUTO_CONSUME, SchemaType.EXTERNAL))
 
 
@@ -123,13 +128,22 @@ def _canonical(kind: SchemaType, data: bytes, properties: Mapping[str, str]) -> 
 
 def _canonical_json(data: bytes) -> bytes:
     """The canonical form of a definition of type JSON. Old clients send a JSON schema, new clients
-    an Avro schema."""
+    an Avro schema. Raises NotAvro."""
     try:
         return avro.parse(data).canonical.encode()
     except avro.NotAvro:
-        try:
-            if isinstance(json_tree(data), dict):
-                return data
-        except ValueError:
-            pass
+        if _is_json_schema(data):
+            return data
         raise
+
+
+def _is_json_schema(data: bytes) -> bool:
+    """Return whether Pulsar accepts the definition as a JSON schema. Such a schema is compatible
+    with every other one, so an invalid Avro schema must not pass for it."""
+    try:
+        match json_tree(data):
+            case {"type": str(kind)}:
+                return kind in _JSON_SCHEMA_TYPES
+    except ValueError:
+        pass
+    return False

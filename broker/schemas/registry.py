@@ -158,8 +158,11 @@ class SchemaRegistry:
         """Raise IncompatibleSchema if the strategy does not allow a consumer with this schema. The
         consumer must be able to read the newest version, or all `versions` if the strategy is
         BACKWARD_TRANSITIVE or FULL_TRANSITIVE."""
-        if _equal(versions[-1:], schema) is None:
-            await self._require_compatible(versions, schema, for_consumer(compatibility))
+        strategy = for_consumer(compatibility)
+        others = [
+            it for it in to_compare(versions, strategy) if it.fingerprint != schema.fingerprint
+        ]
+        await self._require_compatible(others, schema, strategy)
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
         """Delete the schema, which adds a mark to the record. Returns the version number of the

@@ -189,6 +189,18 @@ async def test_a_consumer_with_an_earlier_version_must_read_the_newest() -> None
     await admit_consumer(registry, TOPIC, schema(required=("a",)), never, in_use=True)
 
 
+async def test_a_consumer_with_the_newest_version_must_read_all_if_transitive() -> None:
+    registry = registry_in(ClusterState())
+    for field in ("a", "b"):
+        await registry.put(TOPIC, schema(required=(field,)), Strategy.ALWAYS_COMPATIBLE)
+    newest = schema(required=("b",))
+    latest = SchemaRules(Strategy.BACKWARD, auto_update=True, validation=False)
+    await admit_consumer(registry, TOPIC, newest, latest, in_use=True)
+    every = SchemaRules(Strategy.BACKWARD_TRANSITIVE, auto_update=True, validation=False)
+    with pytest.raises(IncompatibleSchema, match="field b of R has no default"):
+        await admit_consumer(registry, TOPIC, newest, every, in_use=True)
+
+
 async def test_with_always_compatible_a_topic_of_bytes_admits_consumers_with_a_schema() -> None:
     registry = registry_in(ClusterState())
     always = SchemaRules(Strategy.ALWAYS_COMPATIBLE, auto_update=True, validation=False)

@@ -7,9 +7,9 @@ redelivery), it gives back all chunks of the message that it has. The message th
 the consumer that gets its lowest chunk becomes the new owner.
 
 For each unfinished message, ChunkRoutes keeps the positions that the owner has (`out`), and the
-positions that were given back and are not delivered again yet (`waiting`). A chunk must not
-overtake an earlier chunk that waits. ChunkRoutes forgets a message when its last chunk was
-delivered and no chunk is out or waiting.
+positions that were read or given back, and must be delivered (`waiting`). A chunk must not overtake
+an earlier chunk that waits. ChunkRoutes forgets a message when its last chunk was read and no chunk
+is out or waiting.
 
 NOTE: unfinished messages count toward the limits of unacknowledged messages. A consumer whose limit
 is used up by unfinished messages does not get their other chunks until it gives some chunks back.
@@ -23,6 +23,7 @@ Invariants (`check`):
     2. Only a message with an owner has a chunk out.
     3. A waiting position is in the message's `lowest`, unless it is acknowledged.
     4. There are at most MESSAGES_MAX messages.
+    5. A message whose last chunk was read has a chunk that is out or waits.
 """
 
 from __future__ import annotations
@@ -51,7 +52,16 @@ class _Message:
     waiting: set[Position] = field(default_factory=set)
     # A heap of the positions in `waiting`, and of some that were in it before.
     lowest: list[Position] = field(default_factory=list)
-    ended: bool = False  # its last chunk is out, or acknowledged
+    last: Position | None = None  # the last chunk; None: it was not read yet
+
+    @property
+    def ended(self) -> bool:
+        """True when the last chunk is out, or acknowledged."""
+        return self.last is not None and self.last not in self.waiting
+
+    @property
+    def is_over(self) -> bool:
+        return self.last is not None and not self.out and not self.waiting
 
 
 class ChunkRoutes:
@@ -82,8 +92,7 @@ class ChunkRoutes:
         return first is not None and first < position
 
     def first_waiting(self, uuid: str, acks: Acks) -> Position | None:
-        """The lowest position of the message that was given back and is not delivered again. None:
-        there is none."""
+        """The lowest position at which a chunk of the message waits. None: there is none."""
         message = self._messages.get(uuid)
         if message is None:
             return None
@@ -104,7 +113,7 @@ class ChunkRoutes:
         message.owner = consumer
         message.waiting.discard(position)
         message.out.add(position)
-        message.ended = message.ended or chunk.index == chunk.count - 1
+        _note_last(message, chunk, position)
         self._messages_by_position[position] = chunk.uuid
 
     def on_deferred(self, chunk: Chunk, position: Position) -> None:
@@ -114,6 +123,7 @@ class ChunkRoutes:
             if position not in message.waiting:
                 message.waiting.add(position)
                 heappush(message.lowest, position)
+            _note_last(message, chunk, position)
             self._messages_by_position[position] = chunk.uuid
 
     def on_gone(self, position: Position) -> None:
@@ -124,7 +134,7 @@ class ChunkRoutes:
         message = self._messages[uuid]
         message.out.discard(position)
         message.waiting.discard(position)
-        if message.ended and not message.out and not message.waiting:
+        if message.is_over:
             del self._messages[uuid]
 
     def on_gone_through(self, position: Position) -> None:
@@ -166,7 +176,6 @@ class ChunkRoutes:
         message.out = set()
         message.lowest = list(message.waiting)
         heapify(message.lowest)
-        message.ended = False
 
     def _forget(self, uuid: str) -> None:
         message = self._messages.pop(uuid)
@@ -179,9 +188,15 @@ class ChunkRoutes:
         known: dict[Position, str] = {}
         for uuid, message in self._messages.items():
             assert message.owner is not None or not message.out, "2"
+            assert not message.is_over, "5"
             for position in (*message.out, *message.waiting):
                 assert position not in known, "1: a position twice"
                 known[position] = uuid
             for position in message.waiting.difference(message.lowest):
                 assert acks.is_acked(position), "3: a chunk that waits is not in the heap"
         assert known == self._messages_by_position, "1: the positions"
+
+
+def _note_last(message: _Message, chunk: Chunk, position: Position) -> None:
+    if chunk.index == chunk.count - 1:
+        message.last = position

@@ -346,3 +346,25 @@ def test_a_message_of_many_chunks_is_redelivered_without_a_look_at_all_of_them()
         routes.on_given(chunk, position, two)
     routes.check(acks)
     assert Counted.compared < 50 * number
+
+
+@pytest.mark.parametrize("order", ["all acknowledged late", "the last acknowledged first"])
+def test_a_message_that_was_given_back_and_acknowledged_is_forgotten(order: str) -> None:
+    routes, acks = chunks.ChunkRoutes(), PlainAcks([])
+    members = [Consumer(name, 0, lambda: True, LARGE) for name in ("a", "b")]
+    positions = [Position(1, entry) for entry in range(3)]
+    parts = [Chunk("u", index, 3, 30) for index in range(3)]
+    for part, position in zip(parts, positions, strict=True):
+        routes.on_given(part, position, members[0])
+    if order == "the last acknowledged first":
+        routes.on_gone(positions.pop())
+        routes.with_whole_messages(positions[:1])
+        for part, position in zip(parts, positions, strict=False):
+            routes.on_given(part, position, members[1])
+        assert routes.begun("u") is None
+    else:
+        routes.with_whole_messages(positions[:1])
+    for position in positions:
+        routes.check(acks)
+        routes.on_gone(position)
+    assert not routes

@@ -32,8 +32,8 @@ def selector_of(
 
 
 def require_same(policy: KeySharedPolicy, connected: KeySharedPolicy, subscription: str) -> None:
-    """Raises ConsumerRefused if the two policies differ in the mode or in the order after negative
-    acknowledgements."""
+    """Raises ConsumerRefused if the two policies differ in the mode, or if only one of them keeps
+    the order of a key's messages after negative acknowledgements."""
     if not policy.agrees(connected):
         why = f"its consumers use the Key_Shared policy {connected}, not {policy}"
         raise ConsumerRefused(ConsumerBusy(subscription, why))

@@ -37,7 +37,7 @@ class Chain:
         self._ids: list[int] = []
         self._starts: list[int] = []  # for each ledger the number of entries in all earlier ledgers
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
-        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; never replaced
+        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; always this dict object
         self.next_index = next_index
         self.dropped = dropped  # None: the first ledger is the first that the log ever had
         for record in ledgers:
@@ -47,8 +47,9 @@ class Chain:
 
     @property
     def confirmed(self) -> Position:
-        """The position of the last confirmed entry, also if its ledger was dropped. If no entry was
-        ever confirmed: a position before the first entry."""
+        """The position of the last confirmed entry. If the chain has only an empty ledger: the
+        position before its first entry. If the chain has no ledger: the last position of the
+        dropped ledgers; EARLIEST if no ledger was dropped."""
         for ledger in reversed(self._ids):  # at most the last one is empty
             if self.counts[ledger] > 0:
                 return Position(ledger, self.counts[ledger] - 1)
@@ -79,7 +80,8 @@ class Chain:
     @property
     def end(self) -> Position:
         """The position of the next entry, right after `confirmed`. When the log opens a new ledger,
-        the end moves there. `ceiling` turns an older end into the entry that followed it."""
+        the end moves there. A caller that kept the end from before passes it to `ceiling`, which
+        returns the next entry that exists."""
         return self.next_position(self.confirmed)
 
     @property
@@ -92,7 +94,8 @@ class Chain:
 
     @property
     def newest(self) -> int:
-        """The id of the last ledger, even if it was dropped. -1: there was never a ledger."""
+        """The id of the last ledger. If the chain has none: that of the last dropped ledger that
+        had entries; -1 if there is none."""
         if self._ids:
             return self._ids[-1]
         return -1 if self.dropped is None else self.dropped.ledger

@@ -324,7 +324,7 @@ def forgetting(record: TopicRecord, deleted: Collection[LedgerId]) -> TopicRecor
 
 
 def _ignore() -> None:
-    """Do nothing. Deletion has not started; it reads the list of ledgers when it starts."""
+    """Do nothing: the task that deletes ledgers has not started. It reads `deleting` then."""
 
 
 async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Versioned | None:

@@ -205,8 +205,8 @@ class Deduplication:
 
     async def _replay(self, sequences: Sequences) -> None:
         """Read the entries after the position that `sequences` covers; add their sequence ids.
-        These entries count towards the next snapshot. Otherwise each owner that dies early would
-        leave more entries to read to the next one."""
+        These entries count towards the next snapshot. Otherwise, after each owner that dies early,
+        the next owner would have more entries to read."""
         chain = self._log.chain
         while True:
             entries = await self._log.read(

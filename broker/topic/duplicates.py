@@ -16,8 +16,9 @@ last chunk is durable. Until then the stage distinguishes chunks by the message'
 number of the chunk.
 
 `Sequences` may forget a producer in the step in which its entries become durable. So the stage
-remembers the stored sequence id of each producer itself until the next `forget_idle`. Otherwise a
-held entry that repeats an entry of its own run would wait for its own outcome.
+remembers the stored sequence id of each producer itself until the next `forget_idle`. Otherwise, if
+a run has the same entry twice and the stage lets the second one wait for the first, the stage would
+no longer find that the first one is stored, and the wait would never end.
 
 This must be the last stage: it counts every entry that passes as in flight to the log.
 """
@@ -223,7 +224,7 @@ class _Decision:
             if chunk.index <= known.stored:
                 return Duplicate(1, number)
             if chunk.index <= known.reached:
-                assert known.publish is not None, "the outcome of a chunk in flight is not known"
+                assert known.publish is not None, "a chunk without an outcome belongs to no publish"
                 return Wait(None if self._appended else known.publish)
         elif number <= self._through:
             return self._wait()
@@ -237,8 +238,8 @@ class _Decision:
         return Append(1)
 
     def _wait(self) -> Wait:
-        """Return a wait for the outcome of the producer's last publish in flight. If a part of this
-        publish has passed, that part is the last."""
+        """Return a wait for the outcome of the producer's last publish in flight. This is the
+        passed part of the present publish, if there is one."""
         return Wait(None if self._appended else self._progress.passed[-1][1])
 
     def _add(self, answer: Answer) -> None:

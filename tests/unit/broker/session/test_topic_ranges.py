@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from fakes.admin import admin_of
@@ -37,7 +37,8 @@ async def test_an_answer_with_too_many_topics_is_refused_before_it_is_made() -> 
 class Wide:
     """A broker whose namespace has as many topics as an answer may name."""
 
-    names: ClassVar[list[TopicName]] = [TopicName.parse(f"t-{at}") for at in range(FOUND_MAX)]
+    def __init__(self) -> None:
+        self.names = [TopicName.parse(f"t-{at}") for at in range(FOUND_MAX)]
 
     async def topics_of(self, namespace: NamespaceName) -> list[TopicName]:
         return self.names
@@ -52,12 +53,13 @@ async def test_the_names_of_a_large_namespace_are_converted_in_many_turns_of_the
             turns += 1
             await asyncio.sleep(0)
 
+    wide = Wide()
     async with asyncio.TaskGroup() as group:
         counting = group.create_task(count())
         request = pb.FindTopicsRequest(namespaces=["public/default"])
-        found = await TopicRanges().find(cast("Broker", Wide()), request)
+        found = await TopicRanges().find(cast("Broker", wide), request)
         counting.cancel()
-    assert list(found.topics) == list(map(str, Wide.names))
+    assert list(found.topics) == list(map(str, wide.names))
     assert turns >= FOUND_MAX // NAMES_PER_TURN
 
 

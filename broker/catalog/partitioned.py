@@ -66,6 +66,10 @@ NAMES_PER_TURN: Final = 1_000
 WRITES_MAX: Final = 32
 """The number of partitions' records that are written at the same time."""
 
+READS_MAX: Final = 32
+"""The number of partitions' records that are read at the same time. A growth reads the records
+twice. One by one, at 3 ms each, the records of 10,000 partitions would take a minute."""
+
 
 class PartitionedTopics:
     """The records of partitioned topics. `partitions_max`: the limit of partitions of one topic. 0:
@@ -221,13 +225,16 @@ class PartitionedTopics:
     async def _subscriptions(self, name: TopicName, partitions: int) -> dict[str, dict[str, str]]:
         """Return the durable subscriptions of all partitions, with their properties."""
         found: dict[str, dict[str, str]] = {}
-        for index in range(partitions):
+
+        async def collect(index: int) -> None:
             stored_record = await self._store.get(_topic_path(name.with_partition(index)))
             if stored_record is not None:
                 record = codec.decode_topic(stored_record.value)
                 for subscription, part in record.subscriptions.items():
                     if subscription != DEDUPLICATION:  # each partition has its own sequence ids
                         found.setdefault(subscription, dict(part.properties))
+
+        await call_each(range(partitions), collect, at_once=READS_MAX)
         return found
 
     async def _write_partitions(

@@ -10,7 +10,7 @@ import pytest
 from fakes.cluster_state import ClusterState
 
 from magnetar.broker.catalog import partitioned
-from magnetar.broker.catalog.partitioned import PARTITIONS_MAX, PartitionedTopics
+from magnetar.broker.catalog.partitioned import PARTITIONS_MAX, READS_MAX, PartitionedTopics
 from magnetar.broker.cursor.replay import CursorReplay, number_of
 from magnetar.broker.cursor.sequences import DEDUPLICATION
 from magnetar.broker.errors import (
@@ -30,6 +30,8 @@ from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from magnetar.metadata.store import Versioned
 
 NAME = TopicName.parse("persistent://public/default/t")
 
@@ -132,6 +134,24 @@ async def test_growth_with_an_old_view_writes_all_subscriptions_before_the_numbe
     await other.put(NAME.with_partition(0), TopicRecord(1, subscriptions=made))
     await here.topics.grow(NAME, 2)
     assert subscriptions == [["s"]]
+
+
+async def test_growth_reads_many_partitions_at_the_same_time() -> None:
+    reading = most = 0
+
+    class Slow(MemoryStore):
+        async def get(self, path: str) -> Versioned | None:
+            nonlocal reading, most
+            reading += 1
+            most = max(most, reading)
+            await asyncio.sleep(0.003)
+            reading -= 1
+            return await super().get(path)
+
+    cluster = ClusterState()
+    await World(cluster.store()).topics.create(NAME, 2 * READS_MAX)
+    await World(Slow(cluster.tree)).topics.grow(NAME, 2 * READS_MAX + 1)
+    assert most == READS_MAX
 
 
 async def test_growth_continues_after_a_crash() -> None:

@@ -27,6 +27,7 @@ from magnetar.bookie.storage.layout import FORMER, LOCK, STORE, WATERMARK, find,
 from magnetar.bookie.storage.manifest import find_damage
 from magnetar.bookie.storage.probe import check_sequence
 from magnetar.bookie.storage.rocks import RocksStorage
+from magnetar.bookie.storage.rot import noted_rot
 from magnetar.bookie.storage.watermark import read_watermark
 from magnetar.protos.envelope import EnvelopeDamaged, decode_envelope
 
@@ -86,8 +87,8 @@ class DirectoryFacts:
 def inspect_directory(path: Path, *, verify: bool) -> DirectoryFacts:
     """Inspect the directory. `verify` checks each entry's checksum; sizes are read in any case.
 
-    Raises DirectoryLocked when the bookie runs, and DirectoryForeign when the directory is not a
-    bookie's.
+    Raises DirectoryLocked when the bookie runs, DirectoryForeign when the directory is not a
+    bookie's, and DirectoryUnusable when a file cannot be read.
     """
     found = find(path) if path.is_dir() else None
     if found is None or (found.identity is None and STORE not in found.others):
@@ -106,6 +107,8 @@ def inspect_directory(path: Path, *, verify: bool) -> DirectoryFacts:
     with _alone(path), tempfile.TemporaryDirectory(prefix="magnetar-inspect-") as views:
         present = "" if identity is None else identity.incarnation
         store = _store(path, present, Path(views) / "present", verify=verify)
+        if identity is not None:
+            store.damage += _damage_beside(path, identity, store.watermark)
         formers = [
             _store(path / FORMER / each, each, Path(views) / each, verify=verify)
             for each in former_incarnations(path)
@@ -156,6 +159,19 @@ def _store(directory: Path, incarnation: str, view: Path, *, verify: bool) -> St
     finally:
         storage.close()
     return facts
+
+
+def _damage_beside(path: Path, identity: Identity, watermark: Watermark | None) -> list[str]:
+    """Return the damage that is not visible in the store, but for which the next start replaces the
+    store. Raises DirectoryUnusable."""
+    found = []
+    rot = noted_rot(path, identity.incarnation)
+    if rot is not None:
+        found.append(f"the bookie ended because of an unreadable table: {rot}")
+    if watermark is not None and watermark.boot_epoch > identity.boot_epoch:
+        epochs = f"the watermark has boot epoch {watermark.boot_epoch}, the identity"
+        found.append(f"{epochs} {identity.boot_epoch}: an older identity file was restored")
+    return found
 
 
 def _look_at_watermark(directory: Path, facts: StoreFacts) -> None:

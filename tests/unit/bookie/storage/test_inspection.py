@@ -17,6 +17,7 @@ from fakes.directories import (
     grow_length_field,
     identity_of,
     killed_directory,
+    later_watermark,
 )
 from support import run
 from typer.testing import CliRunner
@@ -32,6 +33,7 @@ from magnetar.bookie.storage.format import (
 )
 from magnetar.bookie.storage.inspection import LedgerFacts, inspect_directory
 from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
+from magnetar.bookie.storage.rot import note_rot
 from magnetar.cli.main import make_app
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ pytestmark = pytest.mark.real_loop
 def used(tmp_path: Path) -> Path:
     run(killed_directory(DirectoryCluster(), tmp_path / "used"))
     return tmp_path / "used"
+
+
+ROT = errors.StorageFailed("sync", "Corruption: block checksum mismatch in 000012.sst offset 0")
 
 
 def fingerprint(path: Path) -> dict[str, tuple[bytes, int, int]]:
@@ -156,6 +161,8 @@ def test_a_ledger_that_cannot_be_listed_hides_no_other(tmp_path: Path) -> None:
         (flip_payload, "does not open"),
         (lambda path: (path / WATERMARK).unlink(), "the watermark is missing"),
         (lambda path: (path / WATERMARK).write_bytes(b"x"), "the watermark is damaged"),
+        (later_watermark, "an older identity file was restored"),
+        (lambda path: note_rot(path, identity_of(path).incarnation, ROT), "an unreadable table"),
         (lambda path: (path / IDENTITY).unlink(), "the identity file is missing"),
         (lambda path: (path / IDENTITY).write_bytes(b"x"), "the identity file is damaged"),
         (lambda path: (path / STORE / "CURRENT").unlink(), "CURRENT"),

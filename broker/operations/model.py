@@ -6,12 +6,19 @@ without a change in this module.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX
+
+PROPERTY_CHARACTERS_MAX: Final = 64 << 10
+"""The limit of a key or value, as large as a request. pydantic checks that a string with a limit is
+Unicode. Without a limit it accepts half of a surrogate pair, which a JSON escape can produce."""
+
+_Text = Annotated[str, Field(max_length=PROPERTY_CHARACTERS_MAX)]
+Properties = Annotated[dict[_Text, _Text] | None, Field(description="null: none")]
 
 _WHEN: Final = "milliseconds since 1970-01-01; 0: never"
 
@@ -235,7 +242,7 @@ class WantedPartitions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     partitions: int  # the broker's settings limit it
-    properties: dict[str, str] | None = Field(default=None, description="null: none")
+    properties: Properties = None
 
     @model_validator(mode="before")
     @classmethod
@@ -336,7 +343,7 @@ _ENDS: Final = {"earliest": -1, "latest": INT64_MAX}
 class SubscriptionStart(MessagePosition):
     """The first message of a new subscription, and the subscription's properties."""
 
-    properties: dict[str, str] | None = Field(default=None, description="null: none")
+    properties: Properties = None
 
 
 class OrphanedLedger(_Statistics):

@@ -246,6 +246,20 @@ async def test_the_number_of_partitions_has_two_forms(
         assert reason in answer.text
 
 
+@pytest.mark.parametrize("properties", [b'{"\\udc00": ""}', b'{"": "\\ud800"}'])
+async def test_properties_must_be_unicode(properties: bytes) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        headers = {"content-type": "application/json"}
+        for path, start in (
+            (f"{T}/partitions", b'"partitions": 1'),
+            (f"{T}/subscription/s", b'"ledgerId": -1, "entryId": -1'),
+        ):
+            body = b'{%b, "properties": %b}' % (start, properties)
+            refused = await admin.put(path, content=body, headers=headers)
+            assert refused.status_code == 400
+            assert "unicode" in refused.json()["reason"]
+
+
 async def test_a_body_of_another_type_is_refused() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         body, headers = b'{"ledgerId": -1, "entryId": -1}', {"content-type": "text/plain"}

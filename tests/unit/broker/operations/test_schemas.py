@@ -35,6 +35,8 @@ async def test_the_life_of_a_schema() -> None:
         assert (await admin.post(f"{PATH}/schema", json=avro())).json() == {"version": 0}
         assert (await admin.post(f"{PATH}/schema", json=avro("a"))).json() == {"version": 1}
         assert (await admin.post(f"{PATH}/version", json=avro())).json() == {"version": 0}
+        null = {**avro(), "properties": None}
+        assert (await admin.post(f"{PATH}/version", json=null)).json() == {"version": 0}
         found = (await admin.get(f"{PATH}/schema")).json()
         assert found.pop("timestamp") > 0
         assert found == {

@@ -87,6 +87,7 @@ def admin_api(
     api = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,  # FastAPI would redirect to the decoded path
         title="Magnetar admin API",
         description="Paths and verbs are those of Apache Pulsar's admin API.",
         responses={400: {"model": Refusal}, 404: {"model": Refusal}},

@@ -5,8 +5,9 @@ paths, in which such a name has several parts: `skip_all` of the subscription `a
 taken for a `skip` of `a`. So the parts after `/subscription/` stay encoded until a route is chosen.
 A client may also send the slashes of a name as they are. Then the first route that fits decides.
 
-As in Pulsar, a plus sign in the name of a topic or subscription stands for a blank: Pulsar's Java
-tools encode blanks in this way. They encode a plus sign as %2B.
+As in Pulsar, a slash at the end of a path has no meaning, and a plus sign in the name of a topic or
+subscription stands for a blank: Pulsar's Java tools encode blanks in this way. They encode a plus
+sign as %2B.
 """
 
 import re
@@ -56,7 +57,10 @@ def encoded(path: str) -> str:
 
 def _routed(scope: "Message") -> str:
     path: str = scope["path"]
-    found = _OF_TOPIC.fullmatch(scope["raw_path"].decode("latin-1"))
+    raw = scope["raw_path"].decode("latin-1")
+    if raw.endswith("/"):
+        path, raw = path[:-1], raw[:-1]
+    found = _OF_TOPIC.fullmatch(raw)
     if found is not None:
         above, topic, rest = unquote(found[1]), unquote_plus(found[2]), found[3] or ""
         is_below = rest.startswith(_BELOW)

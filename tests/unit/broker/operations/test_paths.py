@@ -94,6 +94,21 @@ async def test_the_slashes_of_a_topic_are_not_parts_of_the_path() -> None:
         assert (await admin.get(f"{T}/subscriptions")).json() == ["s"]
 
 
+async def test_a_slash_at_the_end_has_no_meaning() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        assert (await admin.put("public/default/50%2541/")).status_code == 204
+        one = "public/default/50%2541/subscription/s"
+        assert (await admin.put(f"{one}/")).status_code == 204
+        assert (await admin.post(f"{one}/skip_all/")).status_code == 204
+        assert (await admin.put("public/default/p/partitions/", json=2)).status_code == 204
+        assert (await admin.put("public/default/p/subscription/s/")).status_code == 204
+        for topic in ("50%2541", "p"):
+            found = await admin.get(f"public/default/{topic}/subscriptions/")
+            assert found.json() == ["s"]
+        topics = (await admin.get("public/default/")).json()
+        assert "persistent://public/default/50%41" in topics
+
+
 async def test_a_plus_sign_is_a_blank_as_in_paths_of_java_tools() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         assert (await admin.put("public/default/a+b%2Bc")).status_code == 204

@@ -4,8 +4,8 @@
 redirect to the owner, the request goes to the owner over HTTP.
 
 `fanned_out` passes some requests about a partitioned topic on to all its partitions: requests about
-a subscription, and requests that unload, truncate or terminate the topic. The routes of these
-requests know nothing of partitions.
+a subscription or all subscriptions, and requests that unload, truncate or terminate the topic. The
+routes of these requests know nothing of partitions.
 """
 
 import json
@@ -228,7 +228,7 @@ def _send(method: str, url: str, body: bytes) -> tuple[int, bytes]:
 
 _ABOUT_ALL: Final = re.compile(
     r"/admin/v2/(persistent|non-persistent)/([^/]+)/([^/]+)/([^/]+)"
-    r"(/subscriptions?(?:/.*)?|/unload|/truncate|/terminate)"
+    r"(/subscriptions?(?:/.*)?|/all_subscription/expireMessages/[^/]+|/unload|/truncate|/terminate)"
 )
 _DELIVERY: Final = re.compile(r"/subscription/.+/(?:explain|pending|key)")
 _ONE_PARTITION: Final = re.compile(

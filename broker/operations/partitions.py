@@ -19,6 +19,7 @@ from magnetar.broker.operations.model import (
     PartitionedStats,
     TerminatedAt,
 )
+from magnetar.broker.operations.namespaces import namespace_record
 from magnetar.broker.operations.statistics import modelled
 from magnetar.protos.names import Domain
 
@@ -66,7 +67,8 @@ async def partitioned_metadata(
 async def list_partitioned_topics(
     broker: Broker, namespace: NamespaceName, domain: Domain
 ) -> list[str]:
-    """Return the full names, sorted, without -partition-<n>."""
+    """Return the full names, sorted, without -partition-<n>. Raises NamespaceNotFound."""
+    await namespace_record(broker, namespace)
     names = await broker.catalog.partitioned.names(namespace, domain)
     return [str(name) for name in names]
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.catalog.listing import texts_of, visible_of
+from magnetar.broker.errors import IsPartitioned, TopicExists
 from magnetar.broker.operations.errors import ServedElsewhere
 from magnetar.broker.operations.model import (
     CursorStats,
@@ -53,7 +54,10 @@ async def list_topics(
 async def create_topic(broker: Broker, name: TopicName) -> None:
     """Create a topic. Raises TopicExists."""
     await require_owner(broker, name)
-    await broker.create_topic(name)
+    try:
+        await broker.create_topic(name)
+    except IsPartitioned:
+        raise TopicExists(str(name)) from None
 
 
 async def delete_topic(broker: Broker, name: TopicName, *, force: bool) -> None:

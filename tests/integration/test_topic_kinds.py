@@ -188,7 +188,7 @@ def test_the_number_of_partitions_never_shrinks(admin: Any, topic: str) -> None:
     assert admin("GET", f"{path(topic)}/partitions")[1]["partitions"] == 3
     assert admin("PUT", f"{path(topic)}/partitions", 0)[0] == 406
     assert admin("PUT", f"{path(topic)}/partitions", 3)[0] == 409
-    assert admin("PUT", path(topic))[0] == 405
+    assert admin("PUT", path(topic))[0] == 409
 
 
 def test_names_of_partitions_are_reserved(client: pulsar.Client, admin: Any, topic: str) -> None:

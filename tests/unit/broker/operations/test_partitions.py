@@ -270,6 +270,47 @@ async def test_a_subscription_at_a_message_is_created_in_one_partition_only() ->
 
 
 @pytest.mark.real_loop
+async def test_expiry_in_all_subscriptions_reaches_all_partitions() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await admin.put(f"{T}/partitions", json=2)
+        for name in ("a", "b"):
+            assert (await admin.put(f"{T}/subscription/{name}")).status_code == 204
+        for number, name in enumerate(PARTITIONS[:2]):
+            await client.produce(name, producer_id=number)
+            await client.publish(producer_id=number)
+            await client.expect(pb.CommandSendReceipt)
+        expired = await admin.post(f"{T}/all_subscription/expireMessages/3600")
+        assert expired.status_code == 204, expired.text
+        assert (await admin.post(f"{T}/all_subscription/expireMessages/0")).status_code == 400
+        stats = (await admin.get(f"{T}/partitioned-stats")).json()["subscriptions"]
+        assert {name: found["msgBacklog"] for name, found in stats.items()} == {"a": 2, "b": 2}
+
+
+@pytest.mark.real_loop
+async def test_a_topic_with_the_name_of_a_partitioned_topic_exists_already() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        for domain in ("persistent", "non-persistent"):
+            await admin.put(f"{domain}/{T}/partitions", json=2)
+            refused = await admin.put(f"{domain}/{T}")
+            assert refused.status_code == 409
+            assert refused.json()["error"] == "TopicExists"
+
+
+@pytest.mark.real_loop
+async def test_the_partitioned_topics_of_a_missing_namespace_are_not_found() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        for domain in ("persistent", "non-persistent"):
+            assert (await admin.get(f"{domain}/public/default/partitioned")).json() == []
+            missing = await admin.get(f"{domain}/public/none/partitioned")
+            assert missing.status_code == 404
+            assert missing.json()["error"] == "NamespaceNotFound"
+
+
+@pytest.mark.real_loop
 async def test_a_wrong_method_is_refused_also_if_no_partition_is_open() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         await admin.put(f"{T}/partitions", json=1)

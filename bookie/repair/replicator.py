@@ -88,6 +88,8 @@ a further ledger begins when another ledger is repaired."""
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
 WRITTEN_RECHECK_S: Final = 10.0
+"""The pause between two looks at a ledger that waits for its writer. With a shorter `open_grace_s`
+it is shorter, too: otherwise the recovery would begin long after the grace."""
 
 _PLACEHOLDER: Final = Member(BookieId("?"), "0" * 32)
 """Holds the new seat of a widened segment until a bookie is chosen for it."""
@@ -269,7 +271,8 @@ class Replicator:
                 return
             await self._note(record, why_not, locked)
             if isinstance(why_not, StillWritten):
-                self._put_off(ledger, WRITTEN_RECHECK_S)
+                grace_s = max(self._config.open_grace_s, RETRY_S_FIRST)
+                self._put_off(ledger, min(grace_s, WRITTEN_RECHECK_S))
             else:
                 self.counts.repairs_failed += 1
                 self._put_off(ledger)

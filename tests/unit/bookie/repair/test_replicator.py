@@ -670,6 +670,15 @@ async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_soo
         check_whole(nodes, after)
 
 
+async def test_t30_a_ledger_is_taken_soon_after_a_short_grace() -> None:
+    async with bookie_cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=1)):
+            await noted(nodes, before.ledger, "waits for its writer")
+            await repaired(nodes, before.ledger, within_s=8)
+
+
 async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample() -> None:
     async with bookie_cluster(4) as nodes:
         before, dead = await open_with_a_loss(nodes)

@@ -118,6 +118,8 @@ def log_config_of(config: BrokerConfig) -> LogConfig:
         ledger_bytes_max=config.managed_ledger_max_size_per_ledger_mbytes << 20,
         ledger_age_s_min=config.managed_ledger_min_ledger_rollover_time_minutes * 60,
         ledger_age_s_max=config.managed_ledger_max_ledger_rollover_time_minutes * 60,
+        degraded_age_s_min=config.degraded_ledger_min_age_in_seconds,
+        check_interval_s=config.open_ledger_check_interval_in_seconds,
         auto_skip_non_recoverable_data=config.auto_skip_non_recoverable_data,
     )
 

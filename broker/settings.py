@@ -106,6 +106,17 @@ class BrokerSettings(PolicySettings):
     managed_ledger_max_ledger_rollover_time_minutes: float = Field(
         default=240, gt=0, description="age after which a topic begins a new ledger"
     )
+    degraded_ledger_min_age_in_seconds: float = Field(
+        default=30,
+        ge=0,
+        description="age before which a topic does not replace a ledger that has too few copies "
+        "or a drained bookie",
+    )
+    open_ledger_check_interval_in_seconds: float = Field(
+        default=10,
+        gt=0,
+        description="time between two checks of open ledgers for their age and their copies",
+    )
     retention_check_interval_in_seconds: float = Field(
         default=120, gt=0, description="time between two checks for ledgers that can be deleted"
     )

@@ -70,8 +70,10 @@ class LocalCluster:
         brokers: int = 2,
         autorecoveries: int = 1,
         broker_settings: Mapping[str, str] | None = None,
+        bookie_settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`broker_settings`: further settings of all brokers, keyed by name."""
+        """`broker_settings`, `bookie_settings`: further settings of all brokers or all bookies,
+        keyed by name."""
         assert zookeepers >= 1, zookeepers
         assert bookies >= 1, bookies
         assert brokers >= 1, brokers
@@ -80,6 +82,7 @@ class LocalCluster:
         self.processes: tuple[LocalProcess, ...] = ()  # filled when the cluster is entered
         self.zookeeper = ""  # "host:port,..."
         self._broker_settings = broker_settings or {}
+        self._bookie_settings = bookie_settings or {}
         self._counts = (zookeepers, bookies, brokers, autorecoveries)
         self._stack = AsyncExitStack()
 
@@ -267,7 +270,7 @@ class LocalCluster:
         return self.directory / bookie / "data"
 
     def _bookie(self, name: str, ports: _Ports) -> LocalProcess:
-        settings = {"data_dir": str(self._data(name))}
+        settings = {"data_dir": str(self._data(name)), **self._bookie_settings}
         return self._server("bookie", name, ports.of(name, "data", "grpc", "http"), settings)
 
     def _broker(self, name: str, ports: _Ports, copies: int) -> LocalProcess:

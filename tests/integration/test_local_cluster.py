@@ -290,7 +290,7 @@ def test_decommissioned_bookie_is_left_out_until_its_directory_is_deleted(
     with magnetar.Client(launcher.ready["service_url"]) as client:
         client.subscribe("greetings", "keeps")  # without a subscription, the topic keeps no message
         client.create_producer("greetings").send(b"hello")
-    # The decommissioning would wait 40 s for the writer of an open ledger (see test_repair.py).
+    # Otherwise the decommissioning would wait 40 s, until the broker replaces the open ledger.
     unload = f"{launcher.ready['admin_url']}/admin/v2/persistent/public/default/greetings/unload"
     assert httpx.put(unload).status_code == 204
     [pid] = [each["pid"] for each in launcher.ready["processes"] if each["id"] == "bookie-3"]

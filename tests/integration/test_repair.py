@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 EARLIEST = magnetar.InitialPosition.Earliest
-SESSION_S = 10.0  # the time after which a dead bookie is no longer listed
+# Shorter times than usual, because a test waits for each of them.
+PATIENCE = {
+    "broker_settings": {
+        "degraded_ledger_min_age_in_seconds": "2",
+        "open_ledger_check_interval_in_seconds": "1",
+    },
+    # the time after which a dead bookie is no longer listed
+    "bookie_settings": {"session_timeout_s": "5"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +79,7 @@ async def process(cluster: LocalCluster, *words: str) -> AsyncIterator[asyncio.s
 
 def repairing(cluster: LocalCluster) -> Any:
     """An autorecovery process with shorter delays than usual."""
-    patience = {"lost-bookie-delay-s": 1, "open-grace-s": 5, "audit-period-s": 3}
+    patience = {"lost-bookie-delay-s": 1, "open-grace-s": 2, "audit-period-s": 3}
     flags = [f"--{name}={value}" for name, value in patience.items()]
     return process(cluster, "autorecovery", "--http-port=0", *flags)
 
@@ -224,7 +232,7 @@ async def check_topics(client: magnetar.asyncio.Client) -> None:
 async def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_path: Path) -> None:
     async with (
         LocalCluster(
-            tmp_path / "c", zookeepers=1, bookies=4, brokers=1, autorecoveries=0
+            tmp_path / "c", zookeepers=1, bookies=4, brokers=1, autorecoveries=0, **PATIENCE
         ) as cluster,
         metadata(cluster) as store,
         magnetar.asyncio.Client(cluster.service_url) as client,
@@ -267,7 +275,7 @@ async def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
 
     async with (
         LocalCluster(
-            tmp_path / "c", zookeepers=1, bookies=3, brokers=1, autorecoveries=0
+            tmp_path / "c", zookeepers=1, bookies=3, brokers=1, autorecoveries=0, **PATIENCE
         ) as cluster,
         metadata(cluster) as store,
         magnetar.asyncio.Client(cluster.service_url) as client,

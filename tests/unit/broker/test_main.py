@@ -13,7 +13,8 @@ from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.broker.config import BrokerConfig
-from magnetar.broker.main import BrokerProcess
+from magnetar.broker.log.log import LogConfig
+from magnetar.broker.main import BrokerProcess, log_config_of
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import BrokerId, BrokerRegistration
@@ -37,6 +38,20 @@ def broker_on(store: MemoryStore) -> BrokerProcess:
         random=random.Random(1),
         registry=CollectorRegistry(),
     )
+
+
+def test_a_log_gets_the_settings_of_its_open_ledgers() -> None:
+    config = BrokerConfig(
+        id="broker-1",
+        metadata_url="zk://unused:1",
+        degraded_ledger_min_age_in_seconds=2,
+        open_ledger_check_interval_in_seconds=1,
+    )
+    log_config = log_config_of(config)
+    assert (log_config.degraded_age_s_min, log_config.check_interval_s) == (2, 1)
+    usual = log_config_of(BrokerConfig(id="broker-1", metadata_url="zk://unused:1"))
+    assert usual.degraded_age_s_min == LogConfig().degraded_age_s_min
+    assert usual.check_interval_s == LogConfig().check_interval_s
 
 
 @pytest.mark.real_loop

@@ -258,7 +258,7 @@ class PulsarStream(asyncio.Protocol):
             return
         self._end = reason, clean
         self._partial = bytearray()
-        if self._connecting is not None:
+        if self._connecting is not None and not self._connecting.expired():
             self._connecting.reschedule(self._loop.time())
         wake(self._receiver)
         wake(self._sender)

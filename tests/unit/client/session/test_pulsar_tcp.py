@@ -179,6 +179,22 @@ async def test_close_ends_an_attempt_to_connect() -> None:
     assert receiving.done()
 
 
+async def test_close_in_the_turn_in_which_the_attempt_to_connect_times_out() -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+        writer.close()
+
+    async with stream_to(never) as stream, asyncio.TaskGroup() as group:
+        receiving = group.create_task(received(stream))
+        await asyncio.sleep(0)  # until the stream begins to connect
+        assert stream._connecting is not None
+        stream._connecting.reschedule(0)
+        await asyncio.sleep(0)
+        assert stream._connecting.expired(), "the attempt is about to end"
+        await stream.close()
+    assert receiving.done()
+
+
 async def test_a_cancelled_receive_ends_the_stream() -> None:
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)

@@ -296,7 +296,9 @@ async def _restore(
     record."""
 
     def restored(stored: bytes | None) -> bytes | Verdict:
-        return namespace if stored is None else KEEP
+        # A broker that serves the new topic may have recorded the namespace without policies.
+        is_bare = stored is None or codec.decode_namespace(stored).policies == Policies()
+        return namespace if is_bare else KEEP
 
     def kept(stored: bytes | None) -> bytes | Verdict:
         value = tenant if stored is None else stored

@@ -26,9 +26,9 @@ from magnetar.broker.operations.namespaces import (
     namespace_record,
     tenant_record,
 )
-from magnetar.metadata import paths
+from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import OutcomeUnknown
-from magnetar.metadata.policies import Policies, TenantRecord
+from magnetar.metadata.policies import NamespaceRecord, Policies, Retention, TenantRecord
 from magnetar.metadata.store import ABSENT
 from magnetar.protos.names import NamespaceName
 
@@ -266,6 +266,29 @@ async def test_a_creation_whose_replies_are_lost_succeeds() -> None:
         assert left == []
         with pytest.raises(NamespaceExists):
             await create_namespace(here.broker, name, None, Policies())
+
+
+async def test_a_restored_namespace_has_its_policies() -> None:
+    """The broker of the topic that appears records the namespace, without policies."""
+    name = NamespaceName("acme", "n")
+    policies = Policies(retention=Retention(-1, -1))
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        await create_namespace(here.broker, name, 16, policies)
+        before = await namespace_record(here.broker, name)
+        delete = here.store.delete
+
+        async def delete_once(path: str, *, expected: int) -> None:
+            here.store.delete = delete  # type: ignore[method-assign]
+            await delete(path, expected=expected)
+            await leave_topic(here.store, "acme", "n")
+            record = codec.encode_namespace(NamespaceRecord())
+            await here.store.put(path, record, expected=ABSENT)
+
+        here.store.delete = delete_once  # type: ignore[method-assign]
+        with pytest.raises(NamespaceNotEmpty):
+            await delete_namespace(here.broker, name)
+        assert await namespace_record(here.broker, name) == before
 
 
 async def test_a_restored_namespace_has_its_tenant() -> None:

@@ -164,8 +164,9 @@ class RequestRefused(BrokerError):
 class TopicNotFound(BrokerError):
     """The topic does not exist, and the request does not create it."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic} does not exist")
+    def __init__(self, topic: str, *, partitioned: bool = False) -> None:
+        """`partitioned`: a topic of this name may exist, but it has no partitions."""
+        super().__init__(f"{'partitioned ' if partitioned else ''}topic {topic} does not exist")
         self.topic = topic
 
 

@@ -258,6 +258,8 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 await app(scope, receive, send)
                 return
             body = await _body_of(receive)
+            if body is None:
+                return
             method = scope["method"]
             answer: Response
             if (method, rest, name.domain) == ("POST", "/terminate", Domain.PERSISTENT):
@@ -294,11 +296,14 @@ def _partitioned_name(found: "re.Match[str]") -> TopicName | None:
     return name if name.partition is None else None
 
 
-async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes:
-    """Return the whole body. app.py has already limited its size."""
+async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes | None:
+    """Return the whole body. app.py has already limited its size. None: the client disconnected
+    before the end of the body."""
     parts = []
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -132,7 +132,7 @@ class PartitionedTopics:
         def raise_count(stored: bytes | None) -> bytes:
             found = None if stored is None else codec.decode_partitioned_topic(stored)
             if found is None or found.deleting:
-                raise TopicNotFound(str(name))
+                raise TopicNotFound(str(name), partitioned=True)
             if found.partitions > partitions:
                 raise InvalidPartitionCount(str(name), partitions, f"more than {found.partitions}")
             return codec.encode_partitioned_topic(replace(found, partitions=partitions))
@@ -149,7 +149,7 @@ class PartitionedTopics:
 
         def mark(stored: bytes | None) -> bytes:
             if stored is None:
-                raise TopicNotFound(str(name))
+                raise TopicNotFound(str(name), partitioned=True)
             record = codec.decode_partitioned_topic(stored)
             return codec.encode_partitioned_topic(replace(record, deleting=True))
 
@@ -209,7 +209,7 @@ class PartitionedTopics:
         partitioned or is being deleted."""
         record = await self.find_fresh(name)
         if record is None or record.deleting:
-            raise TopicNotFound(str(name))
+            raise TopicNotFound(str(name), partitioned=True)
         return record
 
     # ---- mechanics -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
-from magnetar.broker.admin.partitions import PartitionCalls
+from magnetar.broker.admin.partitions import PartitionCalls, fanned_out
 from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
 from magnetar.broker.operations.partitions import (
@@ -288,6 +288,46 @@ async def test_expiry_in_all_subscriptions_reaches_all_partitions() -> None:
         assert (await admin.post(f"{T}/all_subscription/expireMessages/0")).status_code == 400
         stats = (await admin.get(f"{T}/partitioned-stats")).json()["subscriptions"]
         assert {name: found["msgBacklog"] for name, found in stats.items()} == {"a": 2, "b": 2}
+
+
+@pytest.mark.real_loop
+async def test_a_request_whose_body_is_cut_changes_nothing() -> None:
+    """The body names the first message. Without it, the subscription would begin at the end."""
+    asked: list[str] = []
+    received = [
+        {"type": "http.request", "body": b'{"ledgerId', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def serve(scope: Any, _receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    async def receive() -> Any:
+        return received.pop(0)
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    path = f"/admin/v2/persistent/{T}/subscription/s"
+    scope = {"method": "PUT", "path": path, "raw_path": path.encode(), "query_string": b""}
+    calls = PartitionCalls()
+    calls.serve = serve
+    async with running_broker(ClusterState()) as broker:
+        await broker.broker.create_partitioned_topic(NAME, 2, {})
+        await fanned_out(serve, broker.broker, calls)(scope, receive, send)
+    assert asked == []
+
+
+@pytest.mark.real_loop
+async def test_a_topic_without_partitions_is_no_partitioned_topic() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await admin.put(T)
+        for method, path in (("GET", "partitioned-stats"), ("DELETE", "partitions")):
+            refused = await admin.request(method, f"{T}/{path}")
+            assert refused.status_code == 404
+            reason = f"partitioned topic persistent://{T} does not exist"
+            assert refused.json()["reason"] == reason
 
 
 @pytest.mark.real_loop

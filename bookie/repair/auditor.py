@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
@@ -31,7 +32,7 @@ from magnetar.bookie.repair.census import all_ledgers, read_ledgers
 from magnetar.bookie.repair.lost_bookies import LostBookies, Presence
 from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.repair.pause import PauseWatch
-from magnetar.bookie.repair.plan import is_narrow, missing, sealed, striped
+from magnetar.bookie.repair.plan import COMPARED_AT_ONCE, is_narrow, missing, sealed, striped
 from magnetar.metadata import paths
 from magnetar.metadata.codec import (
     decode_bookie_cookie,
@@ -49,6 +50,8 @@ from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.repair.config import RepairConfig
     from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
@@ -67,8 +70,8 @@ repeats the work since the last stored position."""
 
 
 RANGES_MAX: Final = 10_000
-"""The maximum number of ranges of missing entries that the auditor keeps for one member in one
-segment. Above the limit, the auditor joins the closest ranges."""
+"""The maximum number of ranges of missing entries that the auditor keeps for one ledger, before it
+adds those of another member or page. Above the limit, the auditor joins the closest ranges."""
 
 
 @dataclass(slots=True)
@@ -368,6 +371,8 @@ class Auditor:
             for seat, member in enumerate(segment.members):
                 if first <= last and member in listed:
                     bad += await self._lacking(metadata, seat, member, first, last)
+                if len(bad) > RANGES_MAX:
+                    bad = list(joined(bad))
         self.findings.compared += 1
         if bad:
             log.warning("copies missing", ledger=metadata.ledger, ranges=len(bad))
@@ -396,13 +401,24 @@ class Auditor:
                 end = min(last, held[-1].stop - 1) if page.more and held else last
             else:
                 break
-            for run in missing(striped(metadata, seat, at, end), held):
-                self.findings.missing_entries += len(run)
-                begin = run.start
-                if bad and quorum.run_of(seat, bad[-1].last_entry + 1).start == begin:
-                    begin = bad.pop().first_entry  # this seat holds no entry in between: join
-                bad.append(BadCopy(member, EntryId(begin), EntryId(run.stop - 1)))
+            for begin in range(at, end + 1, COMPARED_AT_ONCE):
+                until = min(end, begin + COMPARED_AT_ONCE - 1)
+                lacking = missing(striped(metadata, seat, begin, until), held)
+                self.findings.missing_entries += sum(map(len, lacking))
+                _extend(bad, member, lacking, partial(quorum.run_of, seat))
+                if len(bad) > RANGES_MAX:
+                    bad = list(joined(bad))
+                await asyncio.sleep(0)
             at = end + 1
-            if len(bad) > RANGES_MAX:
-                bad = list(joined(bad))
         return bad
+
+
+def _extend(
+    bad: list[BadCopy], member: Member, lacking: Sequence[range], run_of: Callable[[int], range]
+) -> None:
+    """Append the runs that the member lacks. `run_of`: see `Quorum.run_of`."""
+    for run in lacking:
+        begin = run.start
+        if bad and run_of(bad[-1].last_entry + 1).start == begin:
+            begin = bad.pop().first_entry  # the seat holds no entry in between: join
+        bad.append(BadCopy(member, EntryId(begin), EntryId(run.stop - 1)))

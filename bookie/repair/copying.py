@@ -16,7 +16,7 @@ from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.handle import LedgerReader
 from magnetar.bookie.ledger.quorum import quorum_of
 from magnetar.bookie.repair.errors import CopyFailed
-from magnetar.bookie.repair.plan import missing, striped
+from magnetar.bookie.repair.plan import COMPARED_AT_ONCE, missing, striped
 from magnetar.protos.envelope import ADD, COPY, BookieCode
 from magnetar.runtime.errors import StreamClosed
 
@@ -35,9 +35,6 @@ UNANSWERED_BYTES_MAX: Final = 1 << 20
 """Bytes of one ledger in flight to the bookie. With this limit, a disk that syncs in 5 ms stores
 200 MB/s. More bytes would only delay the appends of writers: with 8 MiB their median latency rises
 from 4 to 50 ms, with this limit to 9 (measured)."""
-
-COMPARED_AT_ONCE: Final = 10_000
-"""Entry ids that one step compares with a bookie's list: a few milliseconds."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ member can be replaced without the ledger's writer. The segment being written be
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.metadata.model import LedgerState
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from magnetar.metadata.model import LedgerMetadata, Member, Segment
     from magnetar.metadata.under_replication import UnderReplication
+
+COMPARED_AT_ONCE: Final = 10_000
+"""The entry ids to compare with a bookie's list in one step of the event loop: up to 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)

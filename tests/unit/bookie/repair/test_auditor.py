@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fakes.ledger_bookies import BookieCluster, FakeBookie, bookie_cluster
@@ -14,7 +15,7 @@ from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
-from magnetar.metadata.codec import decode_check_progress
+from magnetar.metadata.codec import decode_check_progress, encode_ledger
 from magnetar.metadata.model import EntryId, LedgerId
 from magnetar.metadata.store import ABSENT
 from magnetar.metadata.under_replication import BadCopy
@@ -187,6 +188,31 @@ async def test_holes_are_found_in_the_midst_of_a_segment_and_filled() -> None:
                 await until(lambda: replicator.counts.ledgers_repaired == 2)
         assert {12, 13, 24} <= set(stored)
         assert await marked(nodes) == {}
+
+
+async def test_a_large_ledger_is_compared_in_short_steps() -> None:
+    striped = LedgerConfig(ensemble_size=5, write_quorum=3, ack_quorum=2)
+    async with bookie_cluster(5) as nodes, nodes.process(striped) as ledgers:
+        await bake_cookies(nodes)
+        made = await written(ledgers, 30)
+        del nodes.bookie(made.segments[0].members[0]).ledgers[made.ledger]
+        stored = await nodes.store.get(paths.ledger(made.ledger))
+        assert stored is not None
+        large = encode_ledger(replace(made, last_entry=EntryId(99_999)))
+        await nodes.store.put(paths.ledger(made.ledger), large, expected=stored.version)
+        async with auditing(nodes, SOON) as auditor:
+            findings, counts = auditor.findings, [0]
+            for bookie in nodes.bookies:
+                bookie.may_read.clear()
+            await audited(auditor)
+            for bookie in nodes.bookies:
+                bookie.may_read.set()
+            while findings.compared == 0:
+                counts.append(findings.missing_entries)
+                await asyncio.sleep(0)
+            counts.append(findings.missing_entries)
+            assert counts[-1] == 3 * (100_000 - 30) + 18
+            assert max(after - before for before, after in pairwise(counts)) <= 10_000
 
 
 async def test_a_bookie_that_is_busy_or_away_is_not_suspected() -> None:

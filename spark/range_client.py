@@ -14,7 +14,7 @@ import queue
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -172,12 +172,12 @@ def note_batches(
     return _as_many(broker, reply.topics, len(request.topics))
 
 
-def raise_named(broker: str, text: str) -> NoReturn:
-    """Raise the error that a broker named for one topic: BrokerLost or BrokerRefused."""
+def error_named(broker: str, text: str) -> BrokerLost | BrokerRefused:
+    """Convert the error that a broker named for one topic."""
     name, _, reason = text.partition(": ")
     if name in PERMANENT:
-        raise BrokerRefused(name, reason)
-    raise BrokerLost(f"{broker}: {text}")
+        return BrokerRefused(name, reason)
+    return BrokerLost(f"{broker}: {text}", name=name)
 
 
 def renews_credentials(access: Access, error: BrokerRefused) -> bool:

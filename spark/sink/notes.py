@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from magnetar.protos.message import OutgoingMessage
     from magnetar.spark.access import Access
+    from magnetar.spark.range_client import BrokerLost, BrokerRefused
     from magnetar.spark.sink.identity import Identity
     from magnetar.spark.sink.options import WriteOptions
 
@@ -120,7 +121,7 @@ def note_batch(
     options: WriteOptions, *, sink: str, query: str, batch: int, digests: Mapping[str, str]
 ) -> None:
     """Note a batch at its topics. Blocks. Raises WriteRefused, WriteStalled."""
-    from magnetar.spark.range_client import BrokerLost, BrokerRefused  # loads grpc
+    from magnetar.spark.range_client import BrokerRefused  # loads grpc
 
     began_s = time.monotonic()
     delay = ReconnectDelay(Random())
@@ -130,22 +131,35 @@ def note_batch(
         try:
             _note(options.access, brokers[0], sink, query, batch, left)
             return
-        except BrokerRefused as error:
-            raise WriteRefused(next(iter(left)), str(error)) from error
-        except BrokerLost as error:
-            brokers.append(brokers.pop(0))
-            waited_s = time.monotonic() - began_s
-            if waited_s >= options.send_timeout_s:
-                raise WriteStalled(next(iter(left)), waited_s, str(error)) from error
+        except _NotNoted as failure:
+            topic, error = failure.topic, failure.error
+        if isinstance(error, BrokerRefused):
+            raise WriteRefused(topic, str(error)) from error
+        brokers.append(brokers.pop(0))
+        waited_s = time.monotonic() - began_s
+        if waited_s >= options.send_timeout_s:
+            raise WriteStalled(topic, waited_s, str(error)) from error
         time.sleep(delay.on_failed(time.monotonic()))
+
+
+class _NotNoted(Exception):
+    """The first failure of a round, and the topic that failed."""
+
+    def __init__(self, topic: str, error: BrokerLost | BrokerRefused) -> None:
+        super().__init__(topic, error)
+        self.topic = topic
+        self.error = error
 
 
 def _note(
     access: Access, broker: str, sink: str, query: str, batch: int, left: dict[str, str]
 ) -> None:
-    """One round: ask a broker, then the owners that it names. Remove noted topics from `left`."""
+    """One round: ask a broker, then the owners that it names. Remove noted topics from `left`.
+
+    Raises _NotNoted.
+    """
     from magnetar.protos import broker_pb2 as pb
-    from magnetar.spark.range_client import BrokerLost, note_batches, raise_named
+    from magnetar.spark.range_client import BrokerLost, BrokerRefused, error_named, note_batches
 
     owners: dict[str, str] = {}
     for _ in range(REDIRECTS_MAX + 1):
@@ -156,20 +170,25 @@ def _note(
             request = pb.NoteBatchesRequest(sink=sink, query=query, batch=batch)
             for topic in part:
                 request.topics.add(topic=topic, digest=left[topic])
-            for topic, noted in zip(part, note_batches(access, owner, request), strict=True):
+            try:
+                answers = note_batches(access, owner, request)
+            except (BrokerLost, BrokerRefused) as error:
+                raise _NotNoted(part[0], error) from error
+            for topic, noted in zip(part, answers, strict=True):
                 if noted.owner_url:
                     owners[topic] = noted.owner_url
                 elif noted.error:
-                    raise_named(owner, noted.error)
+                    raise _NotNoted(topic, error_named(owner, noted.error))
                 else:
                     del left[topic]
         if not left:
             return
-    raise BrokerLost(f"no owner of {next(iter(left))} after {REDIRECTS_MAX} redirects")
+    topic = next(iter(left))
+    raise _NotNoted(topic, BrokerLost(f"no owner of {topic} after {REDIRECTS_MAX} redirects"))
 
 
 def _calls(by_owner: Mapping[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
-    """The calls of one round: each has a broker and at most TOPICS_MAX of its topics."""
+    """Divide the topics of each broker into calls of at most TOPICS_MAX topics."""
     for owner, topics in by_owner.items():
         for first in range(0, len(topics), TOPICS_MAX):
             yield owner, topics[first : first + TOPICS_MAX]

@@ -29,12 +29,12 @@ from magnetar.spark.offsets import Place
 from magnetar.spark.range_client import (
     BrokerLost,
     BrokerRefused,
+    error_named,
     find_entry,
     find_topics,
     hold_topics,
     ledger_copies,
     plan_topics,
-    raise_named,
 )
 from magnetar.spark.sealed import Sealed
 from magnetar.spark.source.options import Edge, MessagePlace, Time
@@ -267,12 +267,9 @@ class TopicView:
                 continue
             if held.error:
                 self._owners.pop(topic, None)
-                try:
-                    raise_named(broker, held.error)
-                except (BrokerLost, BrokerRefused) as error:
-                    if isinstance(error, BrokerRefused) and error.name == "QueryFenced":
-                        raise QueryFenced(str(error)) from None
-                    failed[topic] = error
+                failed[topic] = failure = error_named(broker, held.error)
+                if failure.name == "QueryFenced":
+                    raise QueryFenced(str(failure))
                 continue
             del left[topic]
 
@@ -314,7 +311,7 @@ class TopicView:
                 self._owners[topic] = plan.owner_url
             elif plan.error:
                 self._owners.pop(topic, None)
-                raise_named(broker, plan.error)
+                raise error_named(broker, plan.error)
             else:
                 self._owners[topic] = broker
                 found[topic] = state_of(broker, plan) if plan.exists else None

@@ -60,6 +60,7 @@ class RangeServer:
     found_in: dict[str, queue.Queue[pb.TopicsUpdate | None]] = field(default_factory=dict)
     noted: list[list[str]] = field(default_factory=list)  # the topics of each call
     # The updates that a watch sends; None ends it. Without a queue the server is an older broker.
+    note_errors: dict[str, str] = field(default_factory=dict)  # topic -> the error of its note
     pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
     # Called before each frame of a read with the frames sent so far in it; may abort the call or
     # return another frame.
@@ -135,7 +136,12 @@ class RangeServer:
     def note(self, request: bytes, call: grpc.ServicerContext) -> bytes:
         asked = pb.NoteBatchesRequest.FromString(request)
         self.noted.append([it.topic for it in asked.topics])
-        notes = [pb.NotedTopic(owner_url=self.owner) for _ in asked.topics]
+        notes = [
+            pb.NotedTopic(error=self.note_errors[it.topic])
+            if it.topic in self.note_errors
+            else pb.NotedTopic(owner_url=self.owner)
+            for it in asked.topics
+        ]
         return pb.NoteBatchesReply(topics=notes).SerializeToString()
 
     def read(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from magnetar.client.asyncio import Client
 from magnetar.client.message import MessageId
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.names import TopicName
-from magnetar.spark.errors import CheckpointRefused, WriteRefused
+from magnetar.spark.errors import CheckpointRefused, WriteRefused, WriteStalled
 from magnetar.spark.sink.identity import Identity
 from magnetar.spark.sink.notes import TOPICS_MAX, joined, note_batch
 from magnetar.spark.sink.options import parse_options
@@ -153,6 +153,20 @@ def test_a_batch_of_many_topics_is_noted_in_calls_of_a_thousand_topics() -> None
     for server in (asked, owner):
         assert [len(part) for part in server.noted] == [TOPICS_MAX] * 6 + [1]
         assert [topic for part in server.noted for topic in part] == list(digests)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("NotAllowed: no", WriteRefused), ("LedgerFenced: later", WriteStalled)],
+)
+def test_a_failed_note_names_the_topic_that_failed(named: str, expected: type[Exception]) -> None:
+    """The first topic has another owner, so it is not noted yet."""
+    with serving(RangeServer(None)) as owner, serving(RangeServer(None)) as asked:
+        asked.owner, asked.note_errors = owner.url, {"second": named}
+        options = parse_options({"service.url": asked.url, "sendTimeoutMs": "1"}, streaming=True)
+        digests = {"first": "d", "second": "d"}
+        with pytest.raises(expected, match=r"^second: "):
+            note_batch(options, sink="s", query="q", batch=3, digests=digests)
 
 
 async def test_notes_have_a_limit_and_refuse_invalid_values() -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from pyspark.sql import functions as F
 
-from magnetar.spark.pipelines.reading import extents, messages, within
+from magnetar.spark.pipelines.reading import extents, key_column, messages, within
 from magnetar.spark.pipelines.target import check_target, put_in_place, staged
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
+
+NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+"""Spark gives the directory of rows without a value this value, and reads it as null."""
 
 
 class PartitionBy(StrEnum):
@@ -120,9 +123,9 @@ def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:
         case PartitionBy.EVENT_DATE:
             return {"event_date": F.to_date("__eventTime")}
         case PartitionBy.KEY:
-            # Text, or base64 if the key is not UTF-8. A directory cannot have the value "".
-            text = "if(is_valid_utf8(cast(__key as string)), cast(__key as string), base64(__key))"
-            return {"key": F.expr(f"nullif({text}, '')")}
+            # A message whose key cannot be the value of a directory is with those without a key.
+            can_be = ~key_column().isin("", NO_VALUE)
+            return {"key": F.when(can_be, key_column())}
         case PartitionBy.NONE:
             return {}
     assert_never(partition_by)

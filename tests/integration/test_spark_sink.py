@@ -333,13 +333,16 @@ def test_an_archive_is_replayed_and_compacted_and_counted(
     producer = client.create_producer(topic)
     producer.send(None, partition_key="k3")  # deletes the key
     producer.send(b"no key")
+    producer.send(b"null", partition_key="__HIVE_DEFAULT_PARTITION__")
     path = tmp_path / "archive"
-    archive(
+    compared = archive(
         spark, connection={"service.url": url}, topic=topic, path=path, partition_by=PartitionBy.KEY
     )
+    assert all(part.equal for part in compared)
+    assert (compared[0].partition, compared[0].in_archive) == ("key=(none)", 2)
     for _ in range(2):  # the second run stores nothing
         done = replay(spark, connection={"service.url": url}, path=path, topic=exact)
-        assert (done.rows, done.files) == (702, 8)
+        assert (done.rows, done.files) == (703, 8)
     kept = ("value", "__key", "__eventTime", "__messageProperties")
     theirs, ours = read(spark, url, topic), read(spark, url, exact)
     assert sorted(str([row[name] for name in kept]) for row in ours) == sorted(
@@ -351,17 +354,17 @@ def test_an_archive_is_replayed_and_compacted_and_counted(
     for _ in range(2):
         compacted = compact(spark, connection={"service.url": url}, topic=exact, into=into)
         numbers = (compacted.messages, compacted.without_key, compacted.keys, compacted.deleted)
-        assert numbers == (702, 1, 7, 1)
+        assert numbers == (703, 1, 8, 1)
     newest = {bytes(row["__key"]).decode(): bytes(row["value"]) for row in read(spark, url, into)}
     last = {f"k{number % 7}": b"value %d" % number for number in range(700) if number % 7 != 3}
-    assert newest == last
+    assert newest == last | {"__HIVE_DEFAULT_PARTITION__": b"null"}
     found = statistics(spark, connection={"service.url": url}, topics=[topic, into])
     by_topic = {one.topic: (one.messages, one.bytes) for one in found.topics}
-    assert by_topic[topic] == (702, sum(len(row["value"] or b"") for row in theirs))
-    assert by_topic[into][0] == 6
-    assert found.keys_count == {topic: 7, into: 6}
+    assert by_topic[topic] == (703, sum(len(row["value"] or b"") for row in theirs))
+    assert by_topic[into][0] == 7
+    assert found.keys_count == {topic: 8, into: 7}
     assert [(one.key, one.messages) for one in found.keys[:2]] == [("k3", 101), ("k0", 100)]
-    assert sum(count for _, count in found.over_time[topic]) == 702
+    assert sum(count for _, count in found.over_time[topic]) == 703
     pytest.importorskip("matplotlib")
     picture(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 KEYS_SHOWN: Final = 20
 INTERVALS: Final = 60  # the number of time intervals in the picture
@@ -27,10 +27,10 @@ COLUMNS: Final = "value binary, __key binary, __topic string, __publishTime time
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Messages of a topic, or of one key of it."""
+    """The counts of one topic, or of one key in a topic."""
 
     topic: str  # short name
-    key: str | None  # None: no key, or all keys
+    key: str | None  # None: the counts are those of the whole topic
     messages: int
     bytes: int  # the size of the payloads
     first: datetime | None  # publish time, UTC
@@ -58,6 +58,17 @@ def statistics(
         F.coalesce(F.length("value"), F.lit(0)).alias("bytes"),
         F.col("__publishTime").cast("double").alias("time_s"),
     )
+    # Three jobs use the rows. Without the cache, each of them would read the topics. Spark moves
+    # cached rows to the disk when memory is short.
+    rows.cache()
+    try:
+        return statistics_of(rows)
+    finally:
+        rows.unpersist()
+
+
+def statistics_of(rows: DataFrame) -> Statistics:
+    """Count messages. `rows` has a row for each message: topic, key, bytes, time_s."""
     counts = (F.count("*"), F.sum("bytes"), F.min("time_s"), F.max("time_s"))
     by_topic = rows.groupBy("topic").agg(*counts, F.count_distinct("key")).collect()
     by_key = (
@@ -70,7 +81,8 @@ def statistics(
     )
     begin = min((row[3] for row in by_topic), default=0.0)
     step = max((row[4] - begin for row in by_topic), default=0.0) / INTERVALS or 1.0
-    interval = F.floor((F.col("time_s") - begin) / step)
+    # The last interval includes its end, which is the time of the last message.
+    interval = F.least(F.floor((F.col("time_s") - begin) / step), F.lit(INTERVALS - 1))
     over_time: dict[str, list[tuple[float, int]]] = {}
     for topic, number, count in sorted(rows.groupBy("topic", interval).count().collect()):
         over_time.setdefault(topic, []).append((begin + number * step, count))
@@ -106,6 +118,13 @@ def require_plot() -> None:
 def picture(found: Statistics, path: Path) -> None:
     """Write the picture, a PNG of 1200 x 800 pixels. Raises PlotMissing, OSError."""
     require_plot()
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # a "$" in a key is not the start of a formula
+        _draw(found, path)
+
+
+def _draw(found: Statistics, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -28,11 +28,12 @@ class Topic:
 
     ledgers: dict[int, list[bytes]] = field(default_factory=dict)
     messages: int = 0
+    publish_ms: int = 1_700_000_000_000  # of the next batch
 
     def add_batch(self, ledger: int, *values: bytes) -> None:
         batch = [OutgoingMessage(value, sequence_id=n) for n, value in enumerate(values)]
         self.messages += len(values)
-        entry = b"".join(encode_batch(batch, EntryHeader("p", 1_700_000_000_000)))
+        entry = b"".join(encode_batch(batch, EntryHeader("p", self.publish_ms)))
         stored = with_broker_metadata(entry, broker_timestamp_ms=5, index=self.messages - 1)
         self.ledgers.setdefault(ledger, []).append(stored)
 
@@ -59,8 +60,8 @@ class RangeServer:
     # What the watch of one namespace or topic sends instead, by its name.
     found_in: dict[str, queue.Queue[pb.TopicsUpdate | None]] = field(default_factory=dict)
     noted: list[list[str]] = field(default_factory=list)  # the topics of each call
-    # The updates that a watch sends; None ends it. Without a queue the server is an older broker.
     note_errors: dict[str, str] = field(default_factory=dict)  # topic -> the error of its note
+    # The updates that a watch sends; None ends it. Without a queue the server is an older broker.
     pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
     # Called before each frame of a read with the frames sent so far in it; may abort the call or
     # return another frame.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from fakes.range_server import RangeServer, Topic, serving
 
 import magnetar
 from magnetar.local_process import LocalProcess, standalone
@@ -368,6 +369,21 @@ def test_an_archive_is_replayed_and_compacted_and_counted(
     pytest.importorskip("matplotlib")
     picture(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_statistics_read_each_message_once_and_divide_the_time_into_60_intervals(
+    spark: SparkSession,
+) -> None:
+    from magnetar.spark.pipelines.stats import statistics
+
+    stored = Topic()
+    for second in (0, 60):
+        stored.publish_ms = BORN_MS + 1_000 * second
+        stored.add_batch(4, b"value")
+    with serving(RangeServer(stored)) as server:
+        found = statistics(spark, connection={"service.url": server.url}, topics=["t"])
+    assert found.over_time == {"t": [(BORN_MS / 1_000, 1), (BORN_MS / 1_000 + 59, 1)]}
+    assert server.reads == [(4, 0, 1)]
 
 
 def test_the_newest_message_of_a_key_is_the_last_one_whatever_the_clocks_say(

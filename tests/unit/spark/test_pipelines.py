@@ -72,8 +72,8 @@ def test_one_run_at_a_time_writes_to_an_incremental_archive(tmp_path: Path) -> N
 def test_pictures_are_png_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    counted = [Counted("t", key, 3, 10, moment, moment) for key in ("a", "é")]
-    found = Statistics(counted[:1], counted, {"t": 2}, {"t": [(0.0, 1), (60.0, 2)]})
+    counted = [Counted("t", key, 3, 10, moment, moment) for key in ("a", "é", r"$\frac$")]
+    found = Statistics(counted[:1], counted, {"t": 3}, {r"$t^$": [(0.0, 1), (60.0, 2)]})
     picture(found, tmp_path / "one.png")
     draw({("UA", 5): Delays(3, 2, 9), ("AA", 23): Delays(1, 0, 0)}, tmp_path / "two.png")
     for name in ("one.png", "two.png"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -151,10 +152,24 @@ def watch_topics(
     return _watch(access, broker, "WatchTopics", request, pb.TopicsUpdate)
 
 
-def find_entry(access: Access, broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
-    """Ask a broker for the ledger and entry id at an index, a publish time or a place. Raises
-    BrokerLost, BrokerRefused."""
-    return _ask(access, broker, f"{_SERVICE}FindEntry", request, pb.FindEntryReply)
+def find_entries(
+    access: Access, asks: Sequence[tuple[str, pb.FindEntryRequest]]
+) -> list[pb.FindEntryReply | BrokerLost | BrokerRefused]:
+    """Ask for the ledger and entry id at an index, a publish time or a place. `asks`: pairs of a
+    broker and a request. The requests are sent at the same time, each by a thread of its own.
+
+    Returns an answer or an error for each request.
+    """
+
+    def ask(one: tuple[str, pb.FindEntryRequest]) -> pb.FindEntryReply | BrokerLost | BrokerRefused:
+        broker, request = one
+        try:
+            return _ask(access, broker, f"{_SERVICE}FindEntry", request, pb.FindEntryReply)
+        except (BrokerLost, BrokerRefused) as error:
+            return error
+
+    with ThreadPoolExecutor(len(asks)) as threads:
+        return list(threads.map(ask, asks))
 
 
 def hold_topics(access: Access, broker: str, request: pb.HoldTopicsRequest) -> list[pb.HeldTopic]:

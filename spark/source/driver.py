@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.protos.names import TopicName
 from magnetar.spark.admission import rows_of_bytes, share
-from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled, TopicNotFound
+from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled
 from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
 from magnetar.spark.range_client import BrokerLost, BrokerRefused
 from magnetar.spark.sealed import worth_reading_directly
@@ -365,30 +365,34 @@ class StreamDriver:
             for topic, backlog in backlogs.items():
                 fitting = rows_of_bytes(backlog, sizes[topic], shares[topic])
                 rows[topic] = min(rows[topic], fitting)
-        for topic, count in rows.items():
-            if count < backlogs[topic]:
-                ends[topic] = self._limited(topic, starts[topic], ends[topic], count)
-        return ends
+        limits = {
+            it: starts[it].index + count for it, count in rows.items() if count < backlogs[it]
+        }
+        return ends | self._limited(limits, starts, ends)
 
-    def _limited(self, topic: str, start: Place, whole: Place, rows: int) -> Place:
-        """Return the place after at most `rows` rows from `start`. If the first entry has more
-        rows, return the place after this entry.
+    def _limited(
+        self, limits: Mapping[str, int], starts: Mapping[str, Place], ends: Mapping[str, Place]
+    ) -> dict[str, Place]:
+        """Return the ends of the batch in the topics that have more rows than the limits allow.
 
-        If the topic was deleted or trimmed after the driver got its state, return `whole`, the end
-        of this state. The tasks then find out which messages are lost.
+        `limits`: the index of the first message beyond the limit. The batch ends before the entry
+        that holds this message, but reads at least one entry. `ends`: the ends without a limit.
+
+        If a topic was deleted or trimmed after the driver got its state, leave the topic out. The
+        tasks then find out which messages are lost.
         """
-        state = self._states[topic]
-        assert state is not None, topic
-        try:
-            end = self._view.entry_of_index(topic, start.index + rows)
-            if end.index <= start.index:  # the first entry has more than `rows` rows
-                end = self._view.entry_at(topic, end.ledger, end.entry + 1)
-        except TopicNotFound:
-            return whole
-        is_known = any(ledger.id == end.ledger for ledger in state.ledgers)
-        if not (start.index < end.index < whole.index and is_known):
-            return whole
-        return replace(end, bytes=start.bytes + state.bytes_between(start, end))
+        found = self._view.entries_of_indexes(limits)
+        # In these topics, the first entry alone has more rows than the limit.
+        large = {it: place for it, place in found.items() if place.index <= starts[it].index}
+        found |= self._view.following_entries(large)
+        limited = {}
+        for topic, end in found.items():
+            start, state = starts[topic], self._states[topic]
+            assert state is not None, topic
+            is_known = any(ledger.id == end.ledger for ledger in state.ledgers)
+            if start.index < end.index < ends[topic].index and is_known:
+                limited[topic] = replace(end, bytes=start.bytes + state.bytes_between(start, end))
+        return limited
 
     def _states_of(
         self, starts: Mapping[str, Place], ends: Mapping[str, Place]

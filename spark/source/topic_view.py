@@ -30,7 +30,7 @@ from magnetar.spark.range_client import (
     BrokerLost,
     BrokerRefused,
     error_named,
-    find_entry,
+    find_entries,
     find_topics,
     hold_topics,
     ledger_copies,
@@ -42,12 +42,13 @@ from magnetar.spark.source.partition_reader import REDIRECTS_MAX, Retries
 from magnetar.spark.topic_state import Ledger, TopicState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 
     from magnetar.spark.source.options import Bound, ReadOptions
 
 TOPICS_PER_CALL: Final = 1_000
 COPIES_MAX: Final = 1_000  # ledgers of one request
+ENTRIES_AT_ONCE: Final = 32  # entries that brokers search at the same time
 
 T = TypeVar("T")
 
@@ -115,7 +116,7 @@ class TopicView:
         if once:
             attempt()
         else:
-            self._retry(attempt)
+            self._retry(attempt, found)
         return found
 
     def place_of(self, topic: str, bound: Bound, state: TopicState) -> Place:
@@ -133,8 +134,7 @@ class TopicView:
             case Time(ms):
                 return self._entry(topic, pb.FindEntryRequest(topic=topic, publish_time_ms=ms))
             case MessagePlace(ledger, entry, batch_index):
-                named = pb.EntryPlace(ledger=ledger, entry=entry)
-                place = self._entry(topic, pb.FindEntryRequest(topic=topic, place=named))
+                place = self.entry_at(topic, ledger, entry)
                 if (place.ledger, place.entry) != (ledger, entry) or not batch_index:
                     return place
                 following = self.entry_at(topic, ledger, entry + 1).index
@@ -156,8 +156,25 @@ class TopicView:
 
         Raises TopicNotFound, ReadRefused, ReadStalled.
         """
-        place = pb.EntryPlace(ledger=ledger, entry=entry)
-        return self._entry(topic, pb.FindEntryRequest(topic=topic, place=place))
+        return self._entry(topic, _entry_from(topic, ledger, entry))
+
+    def entries_of_indexes(self, indexes: Mapping[str, int]) -> dict[str, Place]:
+        """Like `entry_of_index`, for many topics. Topics that do not exist are left out.
+
+        Raises ReadRefused, ReadStalled.
+        """
+        return self._entries(
+            {it: pb.FindEntryRequest(topic=it, index=index) for it, index in indexes.items()}
+        )
+
+    def following_entries(self, places: Mapping[str, Place]) -> dict[str, Place]:
+        """The places of the entries after these. Topics that do not exist are left out.
+
+        Raises ReadRefused, ReadStalled.
+        """
+        return self._entries(
+            {it: _entry_from(it, place.ledger, place.entry + 1) for it, place in places.items()}
+        )
 
     def copies(self, ledgers: Mapping[str, Sequence[int]]) -> Sealed:
         """The bookies that have copies of these ledgers. `ledgers`: {topic: its sealed ledgers}.
@@ -317,22 +334,52 @@ class TopicView:
                 found[topic] = state_of(broker, plan) if plan.exists else None
 
     def _entry(self, topic: str, request: pb.FindEntryRequest) -> Place:
-        def attempt() -> Place:
-            for _ in range(REDIRECTS_MAX + 1):
-                broker = self._owners.get(topic, self._brokers[0])
-                try:
-                    reply = find_entry(self._options.access, broker, request)
-                except BrokerLost:
-                    self.forget([topic])
-                    raise
-                if not reply.owner_url:
-                    if not reply.exists:
-                        raise TopicNotFound(topic)
-                    return Place(reply.ledger, reply.entry, reply.first_index)
-                self._owners[topic] = reply.owner_url
-            raise BrokerLost(f"no owner of {topic} after {REDIRECTS_MAX} redirects")
+        found = self._entries({topic: request})
+        if topic not in found:
+            raise TopicNotFound(topic)
+        return found[topic]
 
-        return self._retry(attempt)
+    def _entries(self, requests: Mapping[str, pb.FindEntryRequest]) -> dict[str, Place]:
+        """The places that the requests name. Topics that do not exist are left out."""
+        found: dict[str, Place | None] = {}  # None: the topic does not exist
+
+        def attempt() -> None:
+            self._find_entries({it: ask for it, ask in requests.items() if it not in found}, found)
+
+        self._retry(attempt, found)
+        return {topic: place for topic, place in found.items() if place is not None}
+
+    def _find_entries(
+        self, asks: dict[str, pb.FindEntryRequest], found: dict[str, Place | None]
+    ) -> None:
+        for _ in range(REDIRECTS_MAX + 1):
+            for topics in _chunks(list(asks), ENTRIES_AT_ONCE):
+                self._find_some({topic: asks[topic] for topic in topics}, found)
+            asks = {topic: ask for topic, ask in asks.items() if topic not in found}
+            if not asks:
+                return
+        raise BrokerLost(f"no owner of {next(iter(asks))} after {REDIRECTS_MAX} redirects")
+
+    def _find_some(
+        self, asks: Mapping[str, pb.FindEntryRequest], found: dict[str, Place | None]
+    ) -> None:
+        """Ask the owners at the same time, then raise the first BrokerRefused or BrokerLost."""
+        calls = [(self._owners.get(it, self._brokers[0]), ask) for it, ask in asks.items()]
+        failures: dict[str, BrokerLost | BrokerRefused] = {}
+        replies = find_entries(self._options.access, calls)
+        for topic, reply in zip(asks, replies, strict=True):
+            if isinstance(reply, BrokerLost | BrokerRefused):
+                failures[topic] = reply
+            elif reply.owner_url:
+                self._owners[topic] = reply.owner_url
+            elif reply.exists:
+                found[topic] = Place(reply.ledger, reply.entry, reply.first_index)
+            else:
+                found[topic] = None
+        if lost := [it for it, error in failures.items() if isinstance(error, BrokerLost)]:
+            self.forget(lost)
+        if failures:
+            raise max(failures.values(), key=lambda error: error.definite)
 
     def _by_owner(self, topics: Mapping[str, object]) -> list[tuple[str, list[str]]]:
         by_owner: dict[str, list[str]] = {}
@@ -340,12 +387,20 @@ class TopicView:
             by_owner.setdefault(self._owners.get(topic, self._brokers[0]), []).append(topic)
         return [(broker, part) for broker, all_of in by_owner.items() for part in _chunks(all_of)]
 
-    def _retry(self, attempt: Callable[[], T]) -> T:
+    def _retry(self, attempt: Callable[[], T], done: Sized = ()) -> T:
+        """Repeat an attempt after BrokerLost. An attempt that adds to `done` has made progress.
+
+        Raises ReadRefused, ReadStalled.
+        """
         retries = Retries(self._options.asked, self._options.read_timeout_s)
+        before = len(done)
         while True:
             try:
                 return attempt()
             except BrokerLost as error:
+                if len(done) > before:
+                    retries.on_progress()
+                    before = len(done)
                 retries.wait(error)
             except BrokerRefused as error:
                 raise ReadRefused(self._options.asked, -1, -1, str(error)) from error
@@ -370,10 +425,15 @@ class Clock:
         self._last_s = time.monotonic()
 
 
-def _chunks(items: Sequence[str]) -> Iterator[list[str]]:
+def _chunks(items: Sequence[str], size: int = TOPICS_PER_CALL) -> Iterator[list[str]]:
     rest = iter(items)
-    while chunk := list(islice(rest, TOPICS_PER_CALL)):
+    while chunk := list(islice(rest, size)):
         yield chunk
+
+
+def _entry_from(topic: str, ledger: int, entry: int) -> pb.FindEntryRequest:
+    """Ask for the first entry at or after this one."""
+    return pb.FindEntryRequest(topic=topic, place=pb.EntryPlace(ledger=ledger, entry=entry))
 
 
 def _copies_chunks(ledgers: Mapping[str, Sequence[int]]) -> Iterator[dict[str, list[int]]]:

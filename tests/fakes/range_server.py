@@ -70,6 +70,8 @@ class RangeServer:
     )
     # Called before each plan; may abort it.
     before_plan: Callable[[grpc.ServicerContext], None] = lambda call: None
+    # Called before each search of an entry; may abort it.
+    before_entry: Callable[[grpc.ServicerContext], object] = lambda call: None
 
     def plan(self, request: bytes, call: grpc.ServicerContext) -> bytes:
         self.plans += 1
@@ -134,6 +136,17 @@ class RangeServer:
         self.topic_watches.append(names)
         return _pushed(self.found_in.get(names[0], self.found), call)
 
+    def find_entry(self, request: bytes, call: grpc.ServicerContext) -> bytes:
+        """Only for an index, and for a topic whose entries hold one message each."""
+        self.before_entry(call)
+        assert self.topic is not None
+        index = pb.FindEntryRequest.FromString(request).index
+        ledgers = self.topic.ledgers.items()
+        entries = [(ledger, entry) for ledger, part in ledgers for entry in range(len(part))]
+        ledger, entry = entries[index]
+        reply = pb.FindEntryReply(exists=True, ledger=ledger, entry=entry, first_index=index)
+        return reply.SerializeToString()
+
     def note(self, request: bytes, call: grpc.ServicerContext) -> bytes:
         asked = pb.NoteBatchesRequest.FromString(request)
         self.noted.append([it.topic for it in asked.topics])
@@ -188,6 +201,7 @@ def serving(
         "WatchTopics": grpc.unary_stream_rpc_method_handler(server.watch_topics),
         "PlanTopics": grpc.unary_unary_rpc_method_handler(server.plan_topics),
         "WatchPositions": grpc.unary_stream_rpc_method_handler(server.watch),
+        "FindEntry": grpc.unary_unary_rpc_method_handler(server.find_entry),
         "NoteBatches": grpc.unary_unary_rpc_method_handler(server.note),
         "ReadRange": grpc.unary_stream_rpc_method_handler(server.read),
     }

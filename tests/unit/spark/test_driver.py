@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -129,6 +130,17 @@ def test_a_batch_waits_for_enough_rows_or_until_the_trigger_delay_has_passed(
     topic.add_batch(3, b"four")
     wait_for(lambda: driver.latest(third, rows_max=None, bytes_max=None) != third)
     assert time.monotonic() - began_s >= 0.3
+
+
+def test_brokers_search_the_limits_of_many_topics_at_the_same_time(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=6))))
+    together = Barrier(4)
+    server.before_entry = lambda call: together.wait(5)
+    given = {"service.url": server.url, "topics": "a,b,c,d", "startingOffsets": "earliest"}
+    options = parse_options(given | {"readTimeoutMs": "300"}, streaming=True)
+    driver = StreamDriver(options, now_ms=0, query="q")
+    end = driver.latest(driver.initial(), rows_max=8, bytes_max=None)
+    assert [place[:3] for place in end["t"].values()] == [[3, 2, 2]] * 4
 
 
 def test_available_now_reads_fewer_rows_than_a_batch_waits_for(servers: ExitStack) -> None:

@@ -5,8 +5,9 @@ the version with which the message was written.
 
 Fields are matched by name, as in the rules of Avro. A field that a message lacks is null. A field
 that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
-executor process asks once in each read for each version that it meets. It asks again for the next
-read: if the topic was deleted and created again, the same number is the version of another schema.
+executor process asks for each version that it meets, and keeps the answer for messages of the same
+read and the same ledger. If a topic is deleted and created again, the same number is the version of
+another schema. The new topic has other ledgers.
 """
 
 from __future__ import annotations
@@ -95,13 +96,15 @@ class Versions:
         self._kind = kind
         self._decoders: dict[tuple[str, bytes], Decode | None] = {}
 
-    def decoder(self, topic: str, version: bytes | None) -> Decode | None:
+    def decoder(self, topic: str, ledger: int, version: bytes | None) -> Decode | None:
         """The decoder of a version. None: the bytes are the value. A message without a version was
-        written without a schema. Raises ValueError if no decoder exists. Raises ReadRefused and
-        ReadStalled, too."""
+        written without a schema. `ledger` distinguishes the topic from earlier ones of its name.
+
+        Raises ValueError if no decoder exists. Raises ReadRefused and ReadStalled, too.
+        """
         key = str(TopicName.parse(topic).base), version or b""
         if key not in self._decoders:
-            self._decoders[key] = _guarded(_writer(self._options, *key), self._kind)
+            self._decoders[key] = _guarded(_writer(self._options, *key, ledger), self._kind)
         return self._decoders[key]
 
 
@@ -151,19 +154,22 @@ def _guarded(writer: Writer, kind: pa.DataType) -> Decode | None:
     return guarded
 
 
-# Mechanics. State of this process; Spark forks its workers before they load this module.
+# Mechanics
+
+# The state of this process. Spark forks its workers before they load this module, so each worker
+# has a state of its own.
 
 _known: dict[tuple[object, ...], Writer | str] = {}  # str: the reason why there is no Writer
 _lock = threading.Lock()
 
 
-def _writer(options: ReadOptions, topic: str, version: bytes) -> Writer:
+def _writer(options: ReadOptions, topic: str, version: bytes, ledger: int) -> Writer:
     """The decoding of a version. Raises ValueError, ReadRefused, ReadStalled."""
     if not version:
         return BYTES
     if len(version) != VERSION_BYTES:
         raise ValueError(f"a schema version has {VERSION_BYTES} bytes, not {len(version)}")
-    key = options.read_id, options.access, options.brokers, topic, version
+    key = options.read_id, options.access, options.brokers, topic, version, ledger
     with _lock:
         found = _known.get(key)
         if found is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from magnetar.spark.source.topic_schemas import Versions
 
     Decode = Callable[[pa.Array], pa.Array]
+    DecoderOf = Callable[[bytes | None], Decode | None]  # of a schema version
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class ValueStage:
         dlq. With valueFormat auto, also raises ReadRefused, ReadStalled.
         """
         place_of = rows.places()
+        ledger, _, _ = place_of(0)
         batch = rows.take()
         mask = None if self._pushed is None else self._pushed.mask(batch)
         if mask is not None:
@@ -103,7 +106,7 @@ class ValueStage:
             return batch
         columns = {name: batch.column(name) for name in batch.schema.names}
         stored = dict(columns)
-        decoded, bad = self._decoded(columns, topic)
+        decoded, bad = self._decoded(columns, topic, ledger)
         if bad and self._mode is Mode.FAILFAST:
             row = min(bad)
             ledger, entry, index = place_of(row)
@@ -138,9 +141,10 @@ class ValueStage:
         return whole
 
     def _decoded(
-        self, columns: dict[str, pa.Array], topic: str
+        self, columns: dict[str, pa.Array], topic: str, ledger: int
     ) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        """The decoded columns, and the reason for each row that is bad."""
+        """The decoded columns, and the reason for each row that is bad. `ledger`: of the first
+        row."""
         bad: dict[int, str] = {}
         if self._inline:
             key, value, bad = split(columns["value"])
@@ -152,7 +156,8 @@ class ValueStage:
             found = sources[part.column]
             if isinstance(part, _Auto):
                 versions = columns[SCHEMA_VERSION]
-                found, bad = _by_version(part, found, versions, topic)
+                decoder_of = partial(part.versions.decoder, topic, ledger)
+                found, bad = _by_version(part.kind, decoder_of, found, versions)
             elif part.decode is not None:
                 found, reasons = decode_values(found, part.decode, part.kind)
                 where = "key: " if part.column == "key" else ""
@@ -168,7 +173,7 @@ def _of_kept(
 
 
 def _by_version(
-    part: _Auto, values: pa.Array, versions: pa.Array, topic: str
+    kind: pa.DataType, decoder_of: DecoderOf, values: pa.Array, versions: pa.Array
 ) -> tuple[pa.Array, dict[int, str]]:
     """Decode each value by the schema version of its message. Returns the decoded values, and the
     reason for each row that is bad."""
@@ -179,32 +184,32 @@ def _by_version(
         is_of = versions.is_null() if version is None else pc.equal(versions, version)
         mask = pc.fill_null(is_of, fill_value=False)
         at = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
-        some, reasons = _of_version(part, values.filter(mask), topic, version)
+        some, reasons = _of_version(kind, decoder_of, values.filter(mask), version)
         found.append(some)
         rows.append(at)
         bad |= {int(at[row]): reason for row, reason in reasons.items()}
     if len(found) == 1:
         return found[0], bad
     order = np.argsort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
-    return pa.concat_arrays([pa.nulls(0, part.kind), *found]).take(pa.array(order)), bad
+    return pa.concat_arrays([pa.nulls(0, kind), *found]).take(pa.array(order)), bad
 
 
 def _of_version(
-    part: _Auto, values: pa.Array, topic: str, version: bytes | None
+    kind: pa.DataType, decoder_of: DecoderOf, values: pa.Array, version: bytes | None
 ) -> tuple[pa.Array, dict[int, str]]:
     try:
-        decode = part.versions.decoder(topic, version)
+        decode = decoder_of(version)
     except ValueError as error:
         decode, reason = None, str(error)
     else:
         if decode is not None:
-            return decode_values(values, decode, part.kind)
-        if part.kind == pa.binary():
+            return decode_values(values, decode, kind)
+        if kind == pa.binary():
             return values, {}
         reason = "the message was written without a schema"
     given = values.is_valid().to_numpy(zero_copy_only=False)
     bad = dict.fromkeys(np.flatnonzero(given).tolist(), reason)
-    return pa.nulls(len(values), part.kind), bad
+    return pa.nulls(len(values), kind), bad
 
 
 def _parts(options: ReadOptions, expected: pa.Schema, wanted: list[str]) -> list[_Part | _Auto]:

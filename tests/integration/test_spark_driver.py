@@ -1010,6 +1010,32 @@ def test_versions_of_a_topic_that_was_created_again_are_new(
     assert read() == [{"text": "x"}]
 
 
+def test_versions_of_a_topic_that_is_created_again_during_a_query_are_new(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    class First(Record):
+        number = Integer(required=True)
+
+    class Second(Record):
+        text = String(required=True)
+        number = Integer(required=True)
+
+    def read() -> list[Any]:
+        batches = [it for task in query.plan() for it in read_task(query.options, schema, task)]
+        return [row["value"] for batch in batches for row in batch.to_pylist()]
+
+    publish_records(client, topic, First(number=7))
+    given = {"topic": topic, "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    query = Query(service, **given, valueFormat="auto")
+    schema = schema_of(query.options)
+    assert read() == [{"number": 7}]
+    service.call(owner(service, topic).delete_topic(TopicName.parse(topic), force=True))
+    publish_records(client, topic, Second(text="x", number=8))
+    found: list[Any] = []
+    wait_for(lambda: found.extend(read()) or found)
+    assert found == [{"number": 8}]
+
+
 def publish_records(client: magnetar.Client, topic: str, *records: Record) -> None:
     with client.create_producer(topic, schema=AvroSchema(type(records[0]))) as producer:
         for record in records:

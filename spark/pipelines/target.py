@@ -32,8 +32,13 @@ _OF_AN_ARCHIVE: Final = re.compile(
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise TargetNotEmpty or TargetForeign if an archive must not be written to `path`."""
-    if not path.exists():
+    """Raise TargetNotEmpty or TargetForeign if an archive must not be written to `path`.
+
+    Raises NotADirectoryError if a parent of `path` is a file.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
         return
     if not path.is_dir():
         raise TargetForeign(path, "it is a file, not a directory")

@@ -11,7 +11,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 import pulsar
@@ -20,17 +20,21 @@ import pytest
 from fakes.range_server import RangeServer, Topic, serving
 from fakes.services import Service, brokers_in_thread, standalone_process
 from fakes.standalone_process import StandaloneProcess
+from typer.testing import CliRunner
 
 import magnetar
 from magnetar.broker.session.access import Accepted, AllowAll, Credentials, Outcome, Refused
+from magnetar.cli import spark_job
+from magnetar.cli.main import make_app
 from magnetar.schema import AvroSchema, Integer, Record, String
 from magnetar.spark.errors import TargetBusy, TargetNotEmpty
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from click.testing import Result
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -303,6 +307,34 @@ def test_a_read_survives_kill_9_of_the_server(tmp_path: Path) -> None:
 # -- The archive -------------------------------------------------------------------------------
 
 
+class Lent:
+    """The session of the tests, which a command must not stop."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def stop(self) -> None:
+        pass
+
+
+Commands: TypeAlias = "Callable[..., Result]"
+
+
+@pytest.fixture
+def commands(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Runs commands in this process with the session of the tests: a start of Java costs more CPU
+    than a job."""
+    monkeypatch.setattr(spark_job, "spark_session", lambda *_, **settings: Lent(spark))
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(make_app(arguments), list(arguments))
+
+    return run
+
+
 def archived(spark: SparkSession, url: str, topic: str, path: Path, **options: Any) -> list[Any]:
     from magnetar.spark.pipelines.archive import archive
 
@@ -423,43 +455,46 @@ def test_an_archive_that_differs_is_noticed(
 
 
 def test_the_archive_command_reports_what_it_did(
-    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+    commands: Commands, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
     day = datetime.now(UTC).date()  # the day of the partition, also if the test runs past midnight
     publish(client, topic, 30)
     path = tmp_path / "archive"
-    command = [sys.executable, "-m", "magnetar.cli.main", "spark", "archive"]
-    command += ["--service-url", service.grpc_url, "--topic", topic, "--path", str(path)]
-    done = _run(command)
+    (tmp_path / "token").write_bytes(TOKEN)
+    where = ["--service-url", service.grpc_url, "--auth-plugin", "token"]
+    where += ["--auth-params", f"file://{tmp_path / 'token'}"]
+    archive = ["spark", "archive", *where, "--topic", topic, "--path", str(path)]
+    done = _run([sys.executable, "-m", "magnetar.cli.main", *archive])
+    assert TOKEN.decode() not in done.stdout + done.stderr
     assert done.returncode == 0, done.stderr
     assert f"publish_date={day}" in done.stdout or "2 partitions" in done.stdout
     assert "30" in done.stdout
     assert done.stdout.endswith(f"To read the archive: spark.read.parquet({str(path)!r})\n")
     assert pq.read_table(path).num_rows == 30
-    again = _run(command)
-    assert again.returncode == 1
+    again = commands(*archive)
+    assert again.exit_code == 1
     assert "--overwrite" in again.stderr
-    nowhere = _run([*command[:-4], "--topic", "never-written", "--path", str(tmp_path / "other")])
-    assert nowhere.returncode == 1
+    archive[-4:] = ["--topic", "never-written", "--path", str(tmp_path / "other")]
+    nowhere = commands(*archive)
+    assert nowhere.exit_code == 1
     assert "topic persistent://public/default/never-written does not exist" in nowhere.stderr
 
 
-def test_the_command_names_what_it_failed_of(spark: SparkSession, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "magnetar.cli.main", "spark", "archive", "--topic", "t"]
+def test_the_command_names_what_it_failed_of(commands: Commands, tmp_path: Path) -> None:
     topic = Topic()
     topic.add_batch(4, b"value")
     with serving(RangeServer(topic)) as server:
-        command += ["--service-url", server.url, "--path"]
+        archive = ("spark", "archive", "--topic", "t", "--service-url", server.url, "--path")
         (tmp_path / "file").touch()
-        unusable = _run([*command, str(tmp_path / "file" / "archive")])
-        assert unusable.returncode == 1
-        assert re.fullmatch(r"Error: .*/file/.*: Not a directory", _last_line(unusable))
+        unusable = commands(*archive, str(tmp_path / "file" / "archive"))
+        assert unusable.exit_code == 1
+        assert re.fullmatch(r"Error: .*/file/.*: Not a directory\n", unusable.stderr)
         [damaged] = topic.ledgers[4]
         topic.ledgers[4] = [damaged[:-1] + b"?"]
-        failed = _run([*command, str(tmp_path / "archive")])
-    assert failed.returncode == 1
+        failed = commands(*archive, str(tmp_path / "archive"))
+    assert failed.exit_code == 1
     told = "Error: UnreadableEntry: persistent://public/default/t, entry 4:0: "
-    assert _last_line(failed).startswith(told), failed.stderr
+    assert failed.stderr.splitlines()[-1].startswith(told), failed.stderr
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
 
 
@@ -472,28 +507,28 @@ class OneToken:
         return Refused("the token is not valid")
 
 
-def test_a_command_reads_and_writes_with_credentials(spark: SparkSession, tmp_path: Path) -> None:
-    held = tmp_path / "token"
+def test_a_command_reads_and_writes_with_credentials(commands: Commands, tmp_path: Path) -> None:
+    held, wrong = tmp_path / "token", tmp_path / "wrong"
     held.write_bytes(TOKEN)
+    wrong.write_bytes(b"another")
     token = magnetar.AuthenticationToken(TOKEN.decode())
     with brokers_in_thread(2, OneToken) as service:
         with magnetar.Client(service.grpc_url, authentication=token) as client:
             publish(client, "in", 30)
-        command = [sys.executable, "-m", "magnetar.cli.main", "spark"]
         where = ["--service-url", service.grpc_url, "--auth-plugin", "token"]
-        jobs = ["compact", "--topic", "in", "--into", "out", "--delivery", "at-least-once"]
-        done = _run([*command, *jobs, *where, "--auth-params", f"file://{held}"])
-        assert done.returncode == 0, done.stderr
+        copies = (
+            *("spark", "compact", "--topic", "in", "--into", "out", "--delivery", "at-least-once"),
+            *(*where, "--auth-params", f"file://{held}"),
+        )
+        done = commands(*copies)
+        assert done.exit_code == 0, done.stderr
         with magnetar.Client(service.grpc_url, authentication=token) as client:
             reader = client.create_reader("out", magnetar.MessageId.earliest)
             keys = {reader.read_next(30_000).partition_key() for _ in range(3)}
-        held.write_bytes(b"another")
-        refused = _run(
-            [*command, "archive", "--topic", "in", "--path", str(tmp_path / "a"), *where,
-             "--auth-params", f"file://{held}"]
-        )  # fmt: skip
+        reads = ("spark", "archive", "--topic", "in", "--path", str(tmp_path / "a"))
+        refused = commands(*reads, *where, "--auth-params", f"file://{wrong}")
     assert keys == {"AA", "UA", "é"}
-    assert refused.returncode == 1
+    assert refused.exit_code == 1
     assert "NotAuthenticated: " in refused.stderr
     assert TOKEN.decode() not in done.stdout + done.stderr + refused.stdout + refused.stderr
 
@@ -507,8 +542,9 @@ def test_ctrl_c_while_java_starts_ends_java_too(
     command += ["--path", str(tmp_path / "archive")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
-            # Wait for the exec: Python ignores the exception of a signal during its fork hooks.
-            while not (started := children_of(running.pid)):
+            # Wait for the exec, and until the process sleeps: Python ignores the exception of a
+            # signal during its fork hooks.
+            while not (started := children_of(running.pid)) or not sleeps(running.pid):
                 assert running.poll() is None, running.stderr
                 time.sleep(0.01)
             running.send_signal(signal.SIGINT)
@@ -519,6 +555,10 @@ def test_ctrl_c_while_java_starts_ends_java_too(
     assert "Exception" not in said
     assert not any(Path(f"/proc/{pid}/fd/2").exists() for pid in started)
     assert not list(tmp_path.iterdir())
+
+
+def sleeps(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("S")
 
 
 def children_of(process: int) -> list[int]:
@@ -541,10 +581,6 @@ def test_under_spark_submit_its_settings_win(spark: SparkSession, tmp_path: Path
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
     done = _run([*submit, "--conf", "spark.sql.shuffle.partitions=9", str(job)])
     assert "told 9 false local[1]" in done.stdout, done.stderr
-
-
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return done.stderr.splitlines()[-1]
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

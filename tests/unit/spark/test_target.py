@@ -34,6 +34,8 @@ def test_target_that_is_not_an_archive_is_never_replaced(tmp_path: Path) -> None
         check_target(tmp_path, overwrite=True)
     with pytest.raises(TargetForeign, match="file"):
         check_target(tmp_path / "thesis.odt", overwrite=True)
+    with pytest.raises(NotADirectoryError):
+        check_target(tmp_path / "thesis.odt" / "archive", overwrite=False)
 
 
 def test_a_failure_between_the_renames_is_undone_at_once(tmp_path: Path) -> None:

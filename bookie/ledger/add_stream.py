@@ -2,10 +2,15 @@
 
 PeerPool keeps up to three streams for each bookie: for writers, for recoveries and for copies.
 
-Adds go into the stream's outbox. The stream hands a frame of acks to the ledgers in one step, all
-acks of a ledger together. When the stream is lost, it tells every ledger at once, so no ledger
-waits for acks that cannot come. The outcome of the adds in flight is then unknown, and sending them
-again is harmless. While a ledger is attached, `run` opens the stream again, with growing pauses.
+Adds go into the stream's outbox. The stream hands out a frame of acks, all acks of a ledger
+together. When the stream is lost, it tells every ledger, so no ledger waits for acks that cannot
+come. The outcome of the adds in flight is then unknown, and sending them again is harmless. While a
+ledger is attached, `run` opens the stream again, with growing pauses.
+
+A stream may have 10,000 ledgers. So it calls LEDGERS_PER_TURN of them in one turn of the event
+loop. A ledger may detach before its call. Each ledger learns of a loss before it learns of the next
+connection, and receives no acks in between. A ledger that has not learned of a loss yet may still
+append. Its adds are dropped, like the adds in flight.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
     from magnetar.runtime.frames import Buffer, FrameStream
     from magnetar.runtime.supervise import Backoff
+    from magnetar.runtime.turns import Turns
 
     Put = Callable[..., None]  # Outbox.put
 
@@ -32,6 +38,10 @@ log = get_logger(__name__)
 
 RESUME_BELOW_BYTES: Final = 1 << 20
 """A bookie keeps up while fewer bytes than this wait in its outbox: four frames."""
+
+LEDGERS_PER_TURN: Final = 250
+"""The ledgers that a stream calls in one turn of the event loop. A lost stream takes 20 us for each
+ledger. In the next turn, each ledger with adds in flight looks for a spare bookie."""
 
 HOLD_BYTES: Final = 16 << 10
 """While fewer bytes of adds than this are pending, the outbox holds them until the bookie answers
@@ -54,8 +64,8 @@ class AddSink(Protocol):
         """The bookie refused the entry."""
 
     def on_stream(self, stream: AddStream) -> None:
-        """`stream.put` has changed. None: the stream is lost, and the adds in flight are
-        unknown."""
+        """`stream.put` changed, at most a few turns of the event loop ago. None: the stream is
+        lost, and the outcome of the adds in flight is unknown."""
 
 
 class AddStream:
@@ -70,13 +80,18 @@ class AddStream:
         client_name: str,
         backoff: Backoff,
         open_timeout_s: float,
+        turns: Turns,
     ) -> None:
+        """`turns`: shared with the other streams of the process, which may be lost together."""
         self.member = member
         self._peer = peer
         self._client_name = client_name
         self._backoff = backoff
         self._open_timeout_s = open_timeout_s
+        self._turns = turns
         self._sinks: dict[int, AddSink] = {}  # keyed by ledger
+        # The ledgers that have not learned yet that `put` has changed. The next one is the last.
+        self._untold: list[tuple[int, AddSink]] = []
         self.put: Put | None = None  # adds go in here; None: there is no stream
         self._outbox: Outbox | None = None
         self._stream: FrameStream | None = None  # None: none is open
@@ -109,7 +124,7 @@ class AddStream:
         self._now.set()
 
     def on_end(self) -> None:
-        """`run` has ended unexpectedly."""
+        """`run` has ended unexpectedly. The next `run` tells the ledgers."""
         self._answer_waiting(False)
         if self._outbox is not None:
             self._lose()
@@ -134,6 +149,7 @@ class AddStream:
     async def run(self) -> None:
         """Keep the stream open while it is wanted, until cancelled. May be called again after
         `on_end`."""
+        await self._tell_ledgers()
         if self._stream is not None:
             await self._stream.close()
         delays = self._backoff.delays()
@@ -179,12 +195,14 @@ class AddStream:
             sending = group.create_task(send())
             try:
                 self._began(outbox)
+                await self._tell_ledgers()
                 why = await self._receive(stream, outbox)
             finally:
                 receiving = False
                 sending.cancel()
             log.warning("bookie's stream lost", bookie=self.member.bookie, why=why)
             self._lose()
+            await self._tell_ledgers()
             await stream.close()
             self._stream = None
 
@@ -194,12 +212,12 @@ class AddStream:
             while True:
                 frame = await stream.receive()
                 outbox.on_answer()
-                self._take(frame)
+                await self._take(frame)
         except (StreamClosed, FrameDamaged) as error:
             return str(error)
 
-    def _take(self, frame: Buffer) -> None:
-        """Hand out all acks of a frame. Raises FrameDamaged."""
+    async def _take(self, frame: Buffer) -> None:
+        """Hand out all acks of a frame. Raises FrameDamaged before it hands out any."""
         stored: dict[int, list[int]] = {}
         refused: list[tuple[int, range, BookieCode]] = []
         for ledger, entries, code in decode_ack_runs(frame):
@@ -209,26 +227,38 @@ class AddStream:
                 stored[ledger].extend(entries)
             else:
                 stored[ledger] = list(entries)
-        for ledger, acked in stored.items():
+        for number, (ledger, acked) in enumerate(stored.items(), 1):
             sink = self._sinks.get(ledger)
             if sink is not None:
                 sink.on_acks(self, acked)
-        for ledger, entries, code in refused:
+            if number % LEDGERS_PER_TURN == 0:
+                await self._turns.take()
+        for number, (ledger, entries, code) in enumerate(refused, 1):
             for entry in entries:
                 sink = self._sinks.get(ledger)  # the ledger may detach at a refusal
                 if sink is not None:
                     sink.on_add_failed(self, entry, code)
+            if number % LEDGERS_PER_TURN == 0:
+                await self._turns.take()
 
     def _began(self, outbox: Outbox) -> None:
         self._outbox, self.put = outbox, outbox.put
+        self._untold = list(reversed(self._sinks.items()))
         self._answer_waiting(True)
-        for sink in list(self._sinks.values()):
-            sink.on_stream(self)
 
     def _lose(self) -> None:
         self._outbox = self.put = None
-        for sink in list(self._sinks.values()):
-            sink.on_stream(self)
+        self._untold = list(reversed(self._sinks.items()))
+
+    async def _tell_ledgers(self) -> None:
+        """Tell the ledgers that were attached at the last change of `put`, and still are."""
+        while self._untold:
+            for _ in range(min(LEDGERS_PER_TURN, len(self._untold))):
+                ledger, sink = self._untold.pop()
+                if self._sinks.get(ledger) is sink:
+                    sink.on_stream(self)
+            if self._untold:
+                await self._turns.take()
 
     def _answer_waiting(self, connected: bool) -> None:
         waiting, self._waiting = self._waiting, []

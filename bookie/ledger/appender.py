@@ -151,8 +151,9 @@ class LedgerAppender:
         for seat, parts in enumerate(by_seat):
             if parts:
                 put = self._streams[seat].put
-                assert put is not None, "a seat without a stream has failed"
-                put(*parts, items=entries[seat], alone=alone)
+                # None: the stream is lost, and will call `on_stream`. The adds are lost with it.
+                if put is not None:
+                    put(*parts, items=entries[seat], alone=alone)
                 parts.clear()
                 entries[seat] = 0
 

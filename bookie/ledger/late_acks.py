@@ -41,6 +41,8 @@ class LateAcks:
         self._bad_copies = bad_copies
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end)
         stream.attach(ledger, self)
+        if stream.put is None:  # lost, before the writer learned of it
+            self._end()
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
         self._owed.difference_update(entries)

@@ -234,8 +234,13 @@ class Ledgers:
             if self._boots.get(member) != registration.boot_epoch:
                 self._boots[member] = registration.boot_epoch
                 self.services.health.on_success(member, now)  # the bookie has just started
-        for appender in list(self._busy):
+        self._spawn(self._tell_busy())
+
+    async def _tell_busy(self) -> None:
+        for number, appender in enumerate(list(self._busy), 1):
             appender.on_bookies_changed()
+            if number % TICKS_PER_TURN == 0:
+                await asyncio.sleep(0)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task that ends with `run`. Does nothing when `run` has ended."""

@@ -11,6 +11,7 @@ from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import Backoff
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -48,6 +49,7 @@ class PeerPool:
         self._client_name = client_name
         self._backoff = Backoff(RECONNECT_S_FIRST, RECONNECT_S_MAX, random)
         self._connect_timeout_s = connect_timeout_s
+        self._turns = Turns()
         self._peers: dict[Member, tuple[BookieAddress, BookiePeer]] = {}
         self._streams: dict[tuple[Member, str], AddStream] = {}
         self._group: asyncio.TaskGroup | None = None  # None: not running
@@ -112,6 +114,7 @@ class PeerPool:
                 client_name=f"{self._client_name}/{purpose}",
                 backoff=self._backoff,
                 open_timeout_s=self._connect_timeout_s,
+                turns=self._turns,
             )
             self._streams[member, purpose] = stream
             self._begin(stream)

@@ -113,11 +113,12 @@ class _Recoverer:
         them yet."""
         for member, entries in self.machine.owed.items():
             stream = self._streams[member]
-            if stream not in self._held:
+            sent = set(entries).difference(self._held.get(stream, ()))
+            if sent:
                 LateAcks(
                     self._metadata.ledger,
                     stream,
-                    entries,
+                    sent,
                     self._services.bad_copies,
                     timeout_s=self._services.config.add_timeout_s,
                 )

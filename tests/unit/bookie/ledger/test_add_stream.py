@@ -10,7 +10,7 @@ from fakes.adds import encode_add
 from fakes.ledger_bookies import FakeBookie, FormerIncarnation
 from support import settle, wait_until
 
-from magnetar.bookie.ledger.add_stream import GONE_PAUSE_S, AddStream
+from magnetar.bookie.ledger.add_stream import GONE_PAUSE_S, LEDGERS_PER_TURN, AddStream
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.peer import BookiePeer
 from magnetar.metadata.model import Member
@@ -18,6 +18,7 @@ from magnetar.protos.envelope import Add, BookieCode
 from magnetar.runtime.frames import FrameStream
 from magnetar.runtime.memory_stream import MemoryStream, memory_stream_pair
 from magnetar.runtime.supervise import Backoff
+from magnetar.runtime.turns import Turns
 
 
 class Sink:
@@ -54,6 +55,7 @@ async def streaming(*, open_timeout_s: float = 0.2) -> AsyncIterator[tuple[FakeB
             client_name="test/adds",
             backoff=Backoff(0.01, 0.05, Random(1)),
             open_timeout_s=open_timeout_s,
+            turns=Turns(),
         )
         running = group.create_task(stream.run())
         yield bookie, stream
@@ -125,6 +127,83 @@ async def test_a_lost_stream_is_reported_at_once_and_opened_again() -> None:
         assert bookie.opened == 2
 
 
+class Counts:
+    """Counts calls in each turn of the loop."""
+
+    def __init__(self) -> None:
+        self.turns = [0]
+
+    def add(self) -> None:
+        if self.turns[-1] == 0:
+            asyncio.get_running_loop().call_soon(self.turns.append, 0)
+        self.turns[-1] += 1
+
+
+class Counted(Sink):
+    """A ledger whose calls are counted."""
+
+    def __init__(self, calls: Counts) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
+        super().on_acks(stream, entries)
+        self.calls.add()
+
+    def on_stream(self, stream: AddStream) -> None:
+        super().on_stream(stream)
+        self.calls.add()
+
+
+async def test_a_stream_of_many_ledgers_calls_some_of_them_in_one_turn_of_the_loop() -> None:
+    async with streaming() as (bookie, stream):
+        calls = Counts()
+        sinks = [Counted(calls) for _ in range(3 * LEDGERS_PER_TURN + 1)]
+        for ledger, sink in enumerate(sinks):
+            stream.attach(ledger, sink)
+        assert await stream.connect(1.0)
+        await wait_until(lambda: sinks[-1].streams == [True])
+        assert stream.put is not None
+        bookie.may_ack.clear()
+        for ledger in range(len(sinks)):
+            stream.put(*add(ledger, 0))
+        bookie.may_ack.set()
+        await wait_until(lambda: sinks[-1].acks == [[0]])
+        bookie.kill()
+        await wait_until(lambda: sinks[-1].streams == [True, False])
+        bookie.restart()
+        await wait_until(lambda: sinks[-1].streams == [True, False, True])
+        assert all(sink.acks == [[0]] for sink in sinks)
+        assert all(sink.streams == [True, False, True] for sink in sinks)
+        assert max(calls.turns) == LEDGERS_PER_TURN
+
+
+async def test_a_ledger_that_detaches_before_it_learns_of_a_loss_is_not_called() -> None:
+    async with streaming() as (bookie, stream):
+
+        class Detaching(Sink):
+            def on_stream(self, stream: AddStream) -> None:
+                super().on_stream(stream)
+                if stream.put is None:
+                    stream.detach(last)
+                    stream.attach(last, newcomer)
+
+        last = LEDGERS_PER_TURN
+        gone, newcomer = Sink(), Sink()
+        stream.attach(0, Detaching())
+        for ledger in range(1, last):
+            stream.attach(ledger, Sink())
+        stream.attach(last, gone)
+        assert await stream.connect(1.0)
+        await wait_until(lambda: gone.streams)
+        bookie.kill()
+        await settle()
+        bookie.restart()
+        await wait_until(lambda: newcomer.streams)
+        assert gone.streams == [True]
+        assert newcomer.streams == [True]
+
+
 async def test_a_stream_without_a_ledger_is_not_opened() -> None:
     async with streaming() as (bookie, stream):
         await settle()
@@ -163,6 +242,7 @@ async def test_a_bookie_that_does_not_answer_the_hello_is_disconnected() -> None
             client_name="test/adds",
             backoff=Backoff(0.01, 0.05, Random(1)),
             open_timeout_s=0.05,
+            turns=Turns(),
         )
         running = group.create_task(stream.run())
         assert not await stream.connect(1.0)
@@ -180,6 +260,7 @@ async def test_connect_to_an_unlisted_bookie_returns_false() -> None:
             client_name="test/adds",
             backoff=Backoff(0.01, 0.05, Random(1)),
             open_timeout_s=1.0,
+            turns=Turns(),
         )
         running = group.create_task(stream.run())
         assert not await stream.connect(1.0)
@@ -210,6 +291,7 @@ async def test_a_stream_to_an_unlisted_member_reconnects_rarely_until_the_member
             client_name="test/adds",
             backoff=Backoff(0.1, 2.0, Random(1)),
             open_timeout_s=1.0,
+            turns=Turns(),
         )
         stream.attach(0, sink)
         running = group.create_task(stream.run())
@@ -245,6 +327,7 @@ async def test_damaged_acks_end_the_stream() -> None:
                 client_name="test/adds",
                 backoff=Backoff(0.01, 0.05, Random(1)),
                 open_timeout_s=1.0,
+                turns=Turns(),
             )
             stream.attach(0, sink)
             running = group.create_task(stream.run())

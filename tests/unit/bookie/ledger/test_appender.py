@@ -8,6 +8,7 @@ from fakes.ledger_lives import QUICK, append, confirmed, create, ledger_cluster,
 from fakes.virtual_loop import stand_still
 from support import wait_until
 
+from magnetar.bookie.ledger.add_stream import LEDGERS_PER_TURN, AddStream
 from magnetar.bookie.ledger.appender import SPARES_S, LedgerAppender
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.ledgers import Ledgers
@@ -238,3 +239,67 @@ async def test_an_idle_ledger_rarely_looks_up_bookies_and_takes_its_failed_membe
         away.restart()
         await nodes.register(away)
         await wait_until(lambda: not appender.degraded, deadline_s=3 * SPARES_S)
+
+
+# -- a ledger that learns of a lost stream after other ledgers -------------------------------------
+
+
+class Earlier:
+    """Other ledgers, attached to the streams of all bookies before the ledger of a test. The test
+    sets `on_loss`: it is called before its ledger learns that a stream is lost."""
+
+    def __init__(self, nodes: BookieCluster, ledgers: Ledgers) -> None:
+        self.on_loss = lambda: None
+        for bookie in nodes.bookies:
+            for ledger in range(1_000, 1_000 + LEDGERS_PER_TURN):
+                ledgers.services.pool.adds(bookie.member).attach(ledger, self)
+
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
+        raise AssertionError(entries)
+
+    def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
+        raise AssertionError((entry, code))
+
+    def on_stream(self, stream: AddStream) -> None:
+        if stream.put is None:
+            on_loss, self.on_loss = self.on_loss, lambda: None
+            on_loss()
+
+
+async def test_an_append_before_the_ledger_learns_of_a_loss_reaches_the_new_member() -> None:
+    async with ledger_cluster(4) as (nodes, ledgers):
+        earlier = Earlier(nodes, ledgers)
+        appender = await create(ledgers)
+        append(appender)
+        await confirmed(appender)
+        lost = seated(nodes, appender)[0]
+        earlier.on_loss = lambda: append(appender)
+        lost.kill()
+        await wait_until(lambda: lost not in seated(nodes, appender))
+        await confirmed(appender)
+        for bookie in seated(nodes, appender):
+            await wait_until(lambda bookie=bookie: 1 in bookie.entries(appender.ledger))
+
+
+async def test_a_ledger_that_ends_before_it_learns_of_a_loss_notes_the_missing_copies() -> None:
+    async with ledger_cluster(3) as (nodes, ledgers):
+        earlier = Earlier(nodes, ledgers)
+        appender = await create(ledgers)
+        lost = seated(nodes, appender)[0]
+        await wait_until(lambda: ledgers.services.pool.adds(lost.member).keeps_up)
+        lost.may_take.clear()
+        append(appender, 3)
+        await confirmed(appender)
+        noted: list[int] = []
+
+        def end() -> None:
+            appender.abandon()
+            noted.append(len(ledgers.bad_copies))
+
+        earlier.on_loss = end
+        lost.kill()
+        await wait_until(lambda: noted)
+        assert noted == [1]
+        ((ledger, note),) = ledgers.bad_copies.drain()
+        assert (ledger, note.member) == (appender.ledger, lost.member)
+        assert (note.first_entry, note.last_entry) == (0, 2)

@@ -28,7 +28,8 @@ class KeySharedSettings:
     withheld_max: int = 50_000
     # The limit of one step: pending entries of a departed consumer that the dispatcher returns,
     # slots that it queues and whose expired entries it removes, or queued entries that it leaves
-    # out. A step takes at most 5 ms, in which the event loop does nothing else.
+    # out. A step takes at most 5 ms, in which the event loop does nothing else. If pending entries
+    # expire, a step handles whole consumers: one with 50,000 entries takes 30 ms.
     part_entries: int = 2_000
 
     def __post_init__(self) -> None:

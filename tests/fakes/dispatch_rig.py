@@ -455,7 +455,11 @@ class DispatcherRig:
             for member in self.members:
                 mine = [it for it, owner in self.owner.items() if owner is member]
                 entries = {entry.position: entry for entry in self.log}
-                assert member.machine.unacked == sum(self.acks.left_of(entries[it]) for it in mine)
+                pending = member.machine.pending
+                expired = sum(pending.get(it) for it in pending if self.acks.is_acked(it))
+                held = sum(self.acks.left_of(entries[it]) for it in mine)
+                assert member.machine.unacked == held + expired
+                assert not expired or self.machine.next_timer() is not None
         able = [it for it in self.members if it.machine.available]
         if not able:
             return

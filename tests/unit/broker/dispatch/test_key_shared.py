@@ -454,6 +454,84 @@ def test_an_expiry_of_all_pending_entries_counts_none_of_them(
     assert calls == counted
 
 
+def expiring() -> tuple[World, list[Member]]:
+    """Four consumers with 5 pending entries or more. All entries but the last have expired, and
+    those of one consumer are taken off."""
+    it = world(settings=KeySharedSettings(part_entries=5))
+    members = [it.join() for _ in range(4)]
+    for member in members:
+        it.flow(member, 100)
+        for key in [it.key_for(member)] * 5:
+            it.append(key=key)
+    it.append(key=it.key_for(members[0]))
+    it.settle()
+    assert all(len(member.machine.pending) >= 5 for member in members)
+    it.skip_through(it.log[-2].position)
+    it.machine.check()
+    assert holding_expired(it, members) == 3
+    return it, members
+
+
+def holding_expired(it: World, members: list[Member]) -> int:
+    """The number of consumers with pending entries that have expired."""
+    return sum(any(map(it.acks.is_acked, member.machine.pending)) for member in members)
+
+
+def test_pending_entries_that_expire_are_taken_off_some_consumers_in_each_part() -> None:
+    """200,000 entries of draining hashes took 112 ms of one step."""
+    it, members = expiring()
+    for left in (2, 1, 0):
+        assert it.machine.next_timer() == pytest.approx(it.now + PART_PAUSE_S)
+        it.fire_timer()
+        it.machine.check()
+        assert holding_expired(it, members) == left
+    assert it.machine.next_timer() is None
+    assert [len(member.machine.pending) for member in members] == [1, 0, 0, 0]
+
+
+def test_a_consumer_that_joins_meanwhile_gets_the_key_when_its_expired_entries_are_off() -> None:
+    it = world(settings=KeySharedSettings(part_entries=1))
+    first = it.join(name="first")
+    it.flow(first, 100)
+    [key] = it.moving_keys(first, "second", 1)
+    it.append(key=key)
+    it.settle()
+    idle = [it.join(policy=None) for _ in range(3)]
+    last = it.log[-1].position
+    it.skip_through(last)
+    assert first.machine.pending.get(last), "the consumers after it are first"
+    second = it.join(name="second")
+    it.flow(second, 100)
+    it.machine.check()
+    holder = it.machine.holder(it.machine.slot_of_key(key.encode()))[0]
+    target = next(each for each in (first, second, *idle) if each.machine is holder)
+    it.flow(target, 100)
+    it.append(key=key)
+    it.settle()
+    it.wait(1)
+    it.machine.check()
+    assert not first.machine.pending.get(last)
+    assert target.inbox[-1] == it.log[-1].position
+
+
+@pytest.mark.parametrize("how", ["redelivery", "leave", "negative ack", "another dispatcher"])
+def test_expired_entries_are_all_off_before_entries_return(how: str) -> None:
+    it, members = expiring()
+    if how == "redelivery":
+        it.redeliver(members[0])
+    elif how == "leave":
+        it.leave(members[0])
+    elif how == "negative ack":
+        it.machine.policy = KeySharedPolicy(ordered_nacks=True)
+        it.machine.on_negative_acks(members[0].machine, members[0].inbox, [], it.now)
+        assert len(it.machine._withheld) == 1
+    else:
+        it.machine.on_dropped()
+    it.machine.check()
+    assert holding_expired(it, members) == 0
+    assert not any(map(it.acks.is_acked, it.acks.redeliveries))
+
+
 def test_expired_entries_are_removed_in_parts() -> None:
     """200,000 entries may wait after four consumers have left: they took 72 ms of one step."""
     it = world(settings=KeySharedSettings(part_entries=10))

@@ -68,7 +68,7 @@ class ConsumerHandle:
             properties=request.metadata,
             key_shared=request.key_shared,
         )
-        self._told_end = False
+        self._knows_end = False  # it was told, or will be told soon
         self.activity = Activity()
         self.acks = Meter(now)  # the acknowledged messages
         self._acked = 0  # the messages that `acks` has counted
@@ -86,11 +86,19 @@ class ConsumerHandle:
     def name(self) -> str:
         return self.request.consumer_name
 
-    def tell_end(self) -> None:
-        """The subscription has acknowledged all messages of a terminated topic: tell the client
-        once."""
-        if not self._told_end:
-            self._told_end = True
+    def begin_end(self) -> bool:
+        """The subscription has acknowledged all messages of a terminated topic. Returns True if the
+        caller must call `tell_end`, now or later: the client was not told before."""
+        if self._knows_end:
+            return False
+        self._knows_end = True
+        return True
+
+    def tell_end(self, *, still: bool) -> None:
+        """Tell the client the end. `still` False: the subscription has a backlog again; the client
+        is told when `begin_end` returns True again."""
+        self._knows_end = still
+        if still and self.attached:
             self.events.reached_end()
 
     # ---- notices ---------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Disconnects the clients of a topic, CLIENTS_PER_TURN in one turn of the event loop.
+"""Disconnects clients of a topic, or tells them the end of the topic, CLIENTS_PER_TURN in one turn
+of the event loop.
 
 One disconnection takes about 20 us, and one connection may have 50,000 producers and 50,000
 consumers of a topic. In one step, their disconnection would stop the broker for two seconds.

@@ -355,8 +355,8 @@ class Subscription:
             return
         now = self._loop.time()
         self._carry_out(self._dispatcher.on_flow(handle.machine, permits, now), now)
-        if self._log.terminated is not None:
-            self.tell_end()
+        if self._log.terminated is not None and self._has_ended and handle.begin_end():
+            handle.tell_end(still=True)  # it has joined after the end
 
     def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
         """See ConsumerHandle.redeliver."""
@@ -440,11 +440,17 @@ class Subscription:
             self.tell_end()
 
     def tell_end(self) -> None:
-        """Tell the client of each consumer once that it has reached the end of a terminated topic.
-        Does nothing while the subscription has a backlog."""
-        if self.cursor.backlog_entries == 0:
-            for handle in self.consumers.values():
-                handle.tell_end()
+        """Tell the client of each consumer once that it has reached the end of a terminated topic,
+        CLIENTS_PER_TURN in one turn of the event loop. Does nothing while the subscription has a
+        backlog. A consumer that joins later is told when it grants permits."""
+        if self._has_ended:
+            untold = [handle for handle in self.consumers.values() if handle.begin_end()]
+            self._disconnector.start(untold, lambda it: it.tell_end(still=self._has_ended))
+
+    @property
+    def _has_ended(self) -> bool:
+        """True when all messages of the log so far are acknowledged."""
+        return self.cursor.backlog_entries == 0
 
     async def flush(self) -> None:
         """Wait until all acknowledgements so far are durable. Raises LogError."""
@@ -535,6 +541,8 @@ class Subscription:
         if self._dispatcher is not None:
             now = self._loop.time()
             self._carry_out(self._dispatcher.on_acked_through(through, now), now)
+        if self._log.terminated is not None:
+            self.tell_end()
         await written.wait()
         return skipped
 
@@ -871,6 +879,8 @@ class Subscription:
         self.delays.on_acked(positions)
         if isinstance(self._dispatcher, KeyShared):
             self._dispatcher.on_skipped(positions, self._loop.time())
+        if self._log.terminated is not None:
+            self.tell_end()
 
     def _set_timer(self) -> None:
         """Set the timer to the time of the dispatcher's `next_timer`. None: cancel the timer."""

@@ -700,8 +700,7 @@ class PersistentTopic:
                 await self.log.terminate()
             finally:
                 self.admission.disconnect_all(CloseReason.TERMINATED)
-            for subscription in self.all_subscriptions:
-                subscription.tell_end()
+            self._disconnector.start(self.all_subscriptions, Subscription.tell_end)
         assert self.log.terminated is not None
         return self.log.terminated
 

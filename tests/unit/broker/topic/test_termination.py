@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
@@ -15,7 +17,14 @@ from magnetar.broker.errors import TopicTerminated
 from magnetar.broker.log.log import LogState
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.contract import CloseReason, SubscriptionType
+from magnetar.broker.topic.meter import CLIENTS_PER_TURN
 from magnetar.metadata.policies import Retention
+
+if TYPE_CHECKING:
+    from fakes.sessions import FakeConsumerSession
+    from fakes.topics import TopicRig
+
+    from magnetar.broker.topic.consumer import ConsumerHandle
 
 KINDS = [SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED]
 
@@ -116,4 +125,65 @@ async def test_a_consumer_that_subscribes_after_the_end_is_notified() -> None:
         await wait_until(lambda: session.texts == ["a"])
         assert session.ends == 0
         consumer.acknowledge_cumulative(session.positions[0])
+        assert session.ends == 1
+
+
+# -- thousands of consumers ------------------------------------------------------------------------
+
+MANY = 2 * CLIENTS_PER_TURN + 50
+
+
+async def many_consumers(
+    it: TopicRig, kind: SubscriptionType
+) -> list[tuple[ConsumerHandle, FakeConsumerSession]]:
+    return [await it.subscribe(kind=kind) for _ in range(MANY)]
+
+
+async def test_many_consumers_learn_of_the_end_in_several_turns_of_the_loop() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        consumers = await many_consumers(it, SubscriptionType.SHARED)
+        [position] = await it.publish("a")
+        await wait_until(lambda: any(session.texts for _, session in consumers))
+        await it.topic.terminate()
+        told = [sum(session.ends for _, session in consumers)]
+        consumers[0][0].acknowledge([position])
+        while told[-1] < MANY:
+            told.append(sum(session.ends for _, session in consumers))
+            consumers[0][0].acknowledge([position])  # it is acknowledged already
+            assert len(told) < 1_000, "not all consumers are told"
+            await asyncio.sleep(0)
+        assert max(after - before for before, after in pairwise(told)) == CLIENTS_PER_TURN
+        await settle(MANY)
+        assert all(session.ends == 1 for _, session in consumers)
+
+
+async def test_a_seek_in_the_meantime_delays_the_end_for_the_other_consumers() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        consumers = await many_consumers(it, SubscriptionType.FAILOVER)
+        [position] = await it.publish("a")
+        await wait_until(lambda: any(session.texts for _, session in consumers))
+        await it.topic.terminate()
+        active = it.topic.subscriptions["s"].active_name
+        [handle] = [handle for handle, _ in consumers if handle.name == active]
+        async with it.topic._turns._lock:  # no consumer has its turn yet
+            handle.acknowledge([position])
+            await it.topic.subscriptions["s"].seek(EARLIEST)
+        await settle(MANY)
+        standing_by = [(handle, session) for handle, session in consumers if handle.attached]
+        assert len(standing_by) == MANY - 1
+        assert {session.ends for _, session in standing_by} == {0}
+        active = it.topic.subscriptions["s"].active_name
+        [(handle, session)] = [each for each in standing_by if each[0].name == active]
+        await wait_until(lambda: session.texts == ["a"])
+        handle.acknowledge([position])
+        await settle(MANY)
+        assert {session.ends for _, session in standing_by} == {1}
+
+
+async def test_consumers_learn_of_the_end_after_an_administrator_skips_the_rest() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        _, session = await it.subscribe()
+        await it.publish("a")
+        await it.topic.terminate()
+        await it.topic.subscriptions["s"].skip_all()
         assert session.ends == 1

@@ -16,14 +16,17 @@ from http.client import (
     HTTPSConnection,
     IncompleteRead,
 )
-from typing import Annotated, Any, Final
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote, urlencode, urlsplit
 
 import typer
 
 from magnetar.cli.client import fail
 from magnetar.protos.errors import InvalidTopicName
 from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 TIMEOUT_S: Final = 10.0
 CONNECT_S: Final = 3.0  # a user waits, and there may be other addresses to try
@@ -109,8 +112,21 @@ def topic_path(topic: str) -> str:
 
 
 def quoted(part: str) -> str:
-    """Return one part of a path, percent-encoded."""
-    return quote(part, safe="")
+    """Return one part of a path, percent-encoded. Ends the command for a part that is not UTF-8."""
+    try:
+        return quote(part, safe="")
+    except UnicodeEncodeError:
+        fail(f"{part!r} is not UTF-8", code=USAGE)
+
+
+def query_of(parameters: Mapping[str, object]) -> str:
+    """Return a query string, without the parameters that are None. Ends the command for a value
+    that is not UTF-8."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    try:
+        return urlencode(given)
+    except UnicodeEncodeError:
+        fail(f"{given} is not UTF-8", code=USAGE)
 
 
 def parse_urls(text: str) -> list[str]:

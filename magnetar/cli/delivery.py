@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
-from urllib.parse import urlencode
 
 import typer
 
@@ -13,6 +12,7 @@ from magnetar.cli.admin import (
     Json,
     Topic,
     command,
+    query_of,
     quoted,
     topic_path,
 )
@@ -76,8 +76,7 @@ def pending(
 ) -> None:
     """Print the messages that consumers have received and not acknowledged."""
     wanted = {"consumer": consumer, "hash": of_hash, "after": after, "limit": limit}
-    query = urlencode({name: value for name, value in wanted.items() if value is not None})
-    path = f"{subscription_path(topic, subscription)}/pending?{query}"
+    path = f"{subscription_path(topic, subscription)}/pending?{query_of(wanted)}"
     found = command(admin_url, "GET", path)
     if as_json:
         print_json(found)
@@ -98,7 +97,7 @@ def key(
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """Print the hash of a key, the consumer that gets its messages, and why messages wait."""
-    query = urlencode({"key": key_text, "base64": "true" if base64 else "false"})
+    query = query_of({"key": key_text, "base64": "true" if base64 else "false"})
     found = command(admin_url, "GET", f"{subscription_path(topic, subscription)}/key?{query}")
     if as_json:
         print_json(found)

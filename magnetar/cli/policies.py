@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
@@ -14,6 +13,7 @@ from magnetar.cli.admin import (
     AdminUrl,
     Topic,
     command,
+    query_of,
     quoted,
     topic_path,
 )
@@ -75,7 +75,7 @@ def _add(
     def set_policy(target: str, admin_url: str, **given: Any) -> None:
         path, body = f"{_path(level, target)}/{last}", _body(flags, given)
         if parameter:
-            command(admin_url, "POST", f"{path}?{urlencode({parameter: body})}")
+            command(admin_url, "POST", f"{path}?{query_of({parameter: body})}")
         else:
             command(admin_url, "POST", path, body)
         typer.echo(f"set {name} of {target}")
@@ -100,7 +100,7 @@ def _add(
 def _add_quota(app: typer.Typer, level: str) -> None:
     def set_quota(target: str, admin_url: str, backlogQuotaType: str, **given: Any) -> None:
         body = _body(BACKLOG_QUOTA, given)
-        query = urlencode({"backlogQuotaType": backlogQuotaType})
+        query = query_of({"backlogQuotaType": backlogQuotaType})
         command(admin_url, "POST", f"{_path(level, target)}/backlogQuota?{query}", body)
         typer.echo(f"set backlog-quota of {target}")
 
@@ -109,7 +109,7 @@ def _add_quota(app: typer.Typer, level: str) -> None:
         print_json(command(admin_url, "GET", f"{_path(level, target)}/backlogQuotaMap{query}"))
 
     def remove_quota(target: str, admin_url: str, backlogQuotaType: str) -> None:
-        query = urlencode({"backlogQuotaType": backlogQuotaType})
+        query = query_of({"backlogQuotaType": backlogQuotaType})
         command(admin_url, "DELETE", f"{_path(level, target)}/backlogQuota?{query}")
         typer.echo(f"removed backlog-quota of {target}")
 

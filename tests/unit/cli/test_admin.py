@@ -31,6 +31,24 @@ def test_a_dead_broker_is_skipped_in_silence() -> None:
     assert (code, said, errors) == (0, "persistent://public/default/t\n", "")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("subscriptions", "skip", "t", "\udcff", "--all"),
+        ("subscriptions", "key", "t", "s", "\udcff"),
+        ("subscriptions", "pending", "t", "s", "--consumer", "\udcff"),
+        ("subscriptions", "list", "\udcff"),
+        ("tenants", "create", "\udcff"),
+        ("namespaces", "unload", "public/default", "--bundle", "\udcff"),
+        ("topics", "set-backlog-quota", "t", "--type", "\udcff", "--policy", "\udcff"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_a_usage_error(command: tuple[str, ...]) -> None:
+    code, said, errors = invoke("http://127.0.0.1:1", *command)
+    assert (code, said) == (2, "")
+    assert "udcff" in errors
+
+
 def test_each_dead_broker_is_named_when_all_are_dead() -> None:
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
     code, _, errors = invoke(",".join(urls), "topics", "list")

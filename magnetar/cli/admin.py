@@ -28,7 +28,8 @@ from magnetar.protos.names import TopicName
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TIMEOUT_S: Final = 10.0
+READ_TIMEOUT_S: Final = 10.0  # for GET, which another broker may answer
+CHANGE_TIMEOUT_S: Final = 65.0  # a broker ends a request after 60 s; until then it may succeed
 CONNECT_S: Final = 3.0  # a user waits, and there may be other addresses to try
 REDIRECTS_MAX: Final = 5  # a topic may move meanwhile, and brokers then redirect to each other
 ANSWER_BYTES_MAX: Final = 64 << 20  # 500,000 topic names; a peeked entry has at most 22 MB
@@ -175,7 +176,8 @@ def _send(url: str, method: str, body: object) -> tuple[int, str, bytes]:
         except OSError as error:
             reason = error.strerror or str(error)
             raise NoConnection(f"cannot reach {address}: {reason}") from error
-        connection.sock.settimeout(TIMEOUT_S)
+        timeout_s = READ_TIMEOUT_S if method == "GET" else CHANGE_TIMEOUT_S
+        connection.sock.settimeout(timeout_s)
         target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         headers = {} if body is None else {"content-type": "application/json"}
         try:
@@ -184,7 +186,7 @@ def _send(url: str, method: str, body: object) -> tuple[int, str, bytes]:
             reply = connection.getresponse()
             return reply.status, reply.headers.get("location", ""), _bounded(reply, address)
         except TimeoutError as error:
-            raise NoAnswer(f"{address} did not answer within {TIMEOUT_S:g} s") from error
+            raise NoAnswer(f"{address} did not answer within {timeout_s:g} s") from error
         except OSError as error:
             raise NoAnswer(f"{address} ended the connection without an answer") from error
         except HTTPException as error:

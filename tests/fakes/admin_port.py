@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ class Broker:
         self.url = f"http://127.0.0.1:{port}"
         self.answers: dict[str, tuple[int, dict[str, str], Any]] = {}
         self.asked: list[tuple[str, str, Any]] = []  # method, path, body
+        self.delay_s = 0.0
 
     def answer(self, path: str, body: Any = None, *, status: int = 200, to: str = "") -> None:
         self.answers[path] = (status, {"location": to} if to else {}, body)
@@ -35,6 +37,7 @@ def broker() -> Iterator[Broker]:
             size = int(self.headers.get("content-length", "0"))
             body = json.loads(self.rfile.read(size)) if size else None
             it.asked.append((self.command, self.path, body))
+            time.sleep(it.delay_s)
             status, headers, answer = it.answers[self.path]
             self.send_response(status)
             data = b"" if answer is None else json.dumps(answer).encode()

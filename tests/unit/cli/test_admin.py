@@ -161,6 +161,19 @@ def test_expiry_without_an_age_is_refused_before_a_request_is_sent() -> None:
     assert "--older-than" in errors
 
 
+def test_a_change_may_take_longer_than_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker may need up to a minute, for example to delete a namespace with its topics."""
+    monkeypatch.setattr("magnetar.cli.admin.READ_TIMEOUT_S", 0.02)
+    with broker() as slow:
+        slow.delay_s = 0.1
+        slow.answer(f"{PREFIX}/t", status=204)
+        slow.answer(PREFIX, [])
+        assert invoke(slow.url, "topics", "create", "t")[0] == 0
+        code, _, errors = invoke(slow.url, "topics", "list")
+    assert code == 1
+    assert "did not answer within 0.02 s" in errors
+
+
 def test_a_change_without_an_answer_is_not_repeated_at_the_next_broker() -> None:
     with broker() as first, broker() as second:
         first.answers = {}  # the first broker ends the connection without an answer

@@ -116,10 +116,11 @@ def in_use(path: Path, lock: int) -> DirectoryLocked:
 
 
 def find(path: Path) -> Found:
+    others: tuple[str, ...] = ()
     try:
         others = tuple(sorted(set(os.listdir(path)) - _IGNORED))
         text = (path / IDENTITY).read_bytes()
-    except FileNotFoundError:
+    except FileNotFoundError:  # no identity, or no directory
         return Found(None, others)
     except OSError as error:
         raise unusable(path, error) from error

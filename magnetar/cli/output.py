@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PROGRAM: Final = "magnetar"
-WIDE: Final = 200  # columns of an output that is not a terminal: enough to cut nothing
+WIDE: Final = 100_000  # columns of an output that is not a terminal: enough to fold no cell
 
 
 def program() -> str:

@@ -24,6 +24,8 @@ from magnetar.bookie.storage.layout import (
     LOCK,
     STORE,
     WATERMARK,
+    Found,
+    find,
     lock_directory,
 )
 from magnetar.bookie.storage.watermark import read_watermark
@@ -293,3 +295,7 @@ async def test_a_path_that_is_no_directory_is_refused(
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(errors.DirectoryUnusable, match=r"File exists|Not a directory"):
             await cluster.start(path)
+
+
+def test_a_directory_that_is_missing_has_no_identity_and_no_files(tmp_path: Path) -> None:
+    assert find(tmp_path / "missing") == Found(None, ())

@@ -120,7 +120,7 @@ UNLOAD_PERIOD_S_MAX: Final = 60.0
 
 CLOSES_PER_TURN: Final = 50
 """The closes of topics that begin in one turn of the event loop, at 0.1 ms each. A bundle may have
-10,000 topics, and a lost bookie may fail as many."""
+10,000 topics, and the loss of a bookie may end the logs of as many."""
 
 NON_PERSISTENT_PER_CONNECTION: Final = 1_000
 """Pulsar's maxConcurrentNonPersistentMessagePerConnection."""
@@ -601,10 +601,10 @@ class Broker:
         await self._close(name, CloseReason.UNLOADED)
 
     async def perhaps_open(self, names: Sequence[TopicName]) -> list[TopicName]:
-        """Return `names` without the topics that are certainly not open at any broker. These are
-        the topics of bundles without an owner, and the topics of this broker's bundles that this
-        broker has not opened. The result is correct only with a fresh view of the metadata: call
-        PartitionedTopics.find_fresh first. Raises PoliciesUnavailable, MetadataError."""
+        """Return those of `names` that may be open at a broker: the topics that this broker has
+        opened, and the topics of bundles that other brokers own. The result is correct only with a
+        fresh view of the metadata: call PartitionedTopics.find_fresh first. Raises
+        PoliciesUnavailable, MetadataError."""
         found: list[TopicName] = []
         owners: dict[Bundle, BrokerRegistration | None] = {}
         for number, name in enumerate(names, 1):
@@ -821,8 +821,9 @@ class Broker:
         *,
         only: Mapping[TopicName, Topic] | None = None,
     ) -> None:
-        """Close the topics concurrently. At most CLOSES_PER_TURN closes begin in one turn of the
-        event loop, for all callers together. `only`: see `_close`."""
+        """Close the topics concurrently. If there are more than CLOSES_PER_TURN, at most so many
+        closes begin in one turn of the event loop, and such callers take turns. `only`: see
+        `_close`."""
         async with asyncio.TaskGroup() as group:
             for number, name in enumerate(names):
                 if number % CLOSES_PER_TURN == 0 and len(names) > CLOSES_PER_TURN:
@@ -833,8 +834,8 @@ class Broker:
     async def _close(
         self, name: TopicName, reason: CloseReason, *, only: Topic | None = None
     ) -> None:
-        """Close the topic of this name. `only`: not another topic, which a request has opened since
-        this one failed."""
+        """Close the topic of this name. `only`: close it only if it is this object. After a topic
+        has failed, a request may already have opened the topic again."""
         served = self._topics.get(name)
         if served is None:
             return

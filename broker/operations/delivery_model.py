@@ -31,7 +31,7 @@ class Explanation(_Model):
 
     topic: str
     subscription: str
-    type: str = Field(description="None while no consumer is connected")
+    type: str = Field(description='the text "None" while no consumer is connected')
     consumers: int
     backlog: int = Field(description="entries that are not acknowledged")
     unacked_messages: int = Field(description="messages that are delivered and not acknowledged")

@@ -73,6 +73,11 @@ log = get_logger(__name__)
 # leave, and at this interval. It polls because the store reports changes in a folder, but not in
 # the folders below. A read that finds no record costs one request.
 POLL_S: Final = 5.0
+PASS_S: Final = 60.0
+"""After this time the replicator reads the records again, although it has not begun all repairs of
+the last read. The repair of 10,000 ledgers can take hours. Meanwhile, the number of records falls
+and postponed ledgers become due."""
+
 SAMPLE_MAX: Final = 10_000
 """One read of the records selects at most this many ledgers. The selection is random, so that
 replicators seldom choose the same ledger."""
@@ -173,8 +178,14 @@ class Replicator:
                 group.create_task(self._pause.run())
                 while True:
                     self._wake.clear()
-                    for ledger in await self._due():
+                    due = await self._due()
+                    ends_at = self._now() + PASS_S
+                    for ledger in due:
                         await slots.acquire()
+                        if self._now() >= ends_at:
+                            slots.release()
+                            self._wake.set()
+                            break
                         self._working.add(ledger)
                         group.create_task(self._work(ledger, slots))
                     with suppress(TimeoutError):

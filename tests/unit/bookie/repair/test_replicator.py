@@ -800,6 +800,34 @@ async def test_several_replicators_do_each_ledger_once() -> None:
         assert all(replaced), "both took part"
 
 
+async def test_a_long_pass_ends_so_that_the_records_are_read_again() -> None:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers, asyncio.TaskGroup() as group:
+        made = [await written(ledgers, 3) for _ in range(40)]
+        dead, *others = nodes.bookies
+        await lose(nodes, dead)
+        touched = [each for each in made if dead.member in each.segments[0].members]
+        for each in touched:
+            await records_of(nodes).add_lost(each.ledger, [dead.member])
+
+        async def store_slowly() -> None:
+            while True:
+                for bookie in others:
+                    bookie.may_ack.clear()
+                await asyncio.sleep(5.0)
+                for bookie in others:
+                    bookie.may_ack.set()
+                await asyncio.sleep(0)
+
+        slow = group.create_task(store_slowly())
+        async with replicating(nodes, RepairConfig(ledgers_at_once=1)) as replicator:
+            await asyncio.sleep(100)
+            assert 10 < replicator.counts.ledgers_repaired < len(touched)
+            assert 0 < replicator.under_replicated < len(touched)
+            await asyncio.sleep(100)
+            assert replicator.under_replicated == 0
+        slow.cancel()
+
+
 async def test_copying_keeps_to_its_rate() -> None:
     loop = asyncio.get_running_loop()
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:

@@ -109,6 +109,7 @@ class ManySubscriber:
         self._follower: asyncio.Task[None] | None = None  # None: not opened
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self._over = asyncio.Event()
+        self._division_is_due = False  # the queue is divided anew in the next turn of the loop
 
     async def open(self) -> None:
         """Join the topics. If this fails for a topic, close the consumer and raise the error.
@@ -403,6 +404,9 @@ class ManySubscriber:
             return
         child.shut_down(error)
         log.info("topic not joined", topic=topic, reason=str(error))
+        if not self._division_is_due:  # many topics may fail in one turn
+            self._division_is_due = True
+            asyncio.get_running_loop().call_soon(self._share_queue)
 
     def _leave(self, topic: str) -> None:
         """Close the consumer of a deleted topic, and drop its messages in the queue."""
@@ -421,6 +425,7 @@ class ManySubscriber:
 
     def _share_queue(self) -> None:
         """Divide the limits of the queue among the topics."""
+        self._division_is_due = False
         count = max(1, len(self._children))
         messages_max = max(1, self._total_messages_max // count)
         messages_max = min(self.subscription.queue_messages_max, messages_max)

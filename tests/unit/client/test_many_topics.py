@@ -607,6 +607,21 @@ async def test_list_joins_a_missing_topic_once_it_exists() -> None:
         assert not cluster.topic(full("u")).subscriptions["s"].unacked
 
 
+async def test_missing_topics_of_a_list_take_no_share_of_the_queue() -> None:
+    async with client_among() as (client, cluster):
+        missing = [full(f"u{number}") for number in range(9)]
+        cluster.owners.update(dict.fromkeys(missing, B))
+        gone = pb.CommandError(request_id=0, error=pb.TopicNotFound, message="no such topic")
+        cluster.brokers[B].script(pb.CommandSubscribe, *[gone] * 9)
+        consumer = await client.subscribe(
+            ["t", *missing], "s", max_total_receiver_queue_size_across_partitions=1000
+        )
+        await settle()
+        [core] = consumer._subscriber.cores
+        assert core._permits._messages_max == 1000
+        assert core._permits._bytes_max == QUEUE_BYTES_MAX
+
+
 async def test_list_begins_although_a_lookup_says_that_a_topic_is_missing() -> None:
     async with client_among() as (client, cluster):
         missing = pb.CommandPartitionedTopicMetadataResponse(

@@ -4,8 +4,11 @@ Theory. The bookie admits a ledger's first ordinary add only after a check (`Fir
 ledger must exist, be open, and name this incarnation of this bookie in its last ensemble. The check
 reads the metadata store, which may be slow or unreachable. Other ledgers and other streams must not
 wait for it. So the adds of an unchecked ledger wait here, in the order of their arrival. After the
-check the service offers them to `Admission` again, all in one synchronous step. A fence that
-arrived in between was recorded first, so it stops them.
+check the service offers them to `Admission` again, in steps of SETTLED_BYTES. Each step is
+synchronous. A fence that arrived before the step was recorded first, so it stops the adds of the
+step. The result of the check is used for the first step only: before a later step, the collector
+may have deleted the ledger. Until the last step, the service takes no further frame of these
+streams, so the adds of a ledger keep their order.
 
 The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
 "unknown".
@@ -26,7 +29,7 @@ from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from magnetar.metadata.model import LedgerMetadata, Member
     from magnetar.metadata.store import MetadataStore
@@ -37,6 +40,9 @@ log = get_logger(__name__)
 
 # The content of 128 full frames. A ledger's first adds wait for one round trip to the metadata.
 WAITING_BYTES_MAX: Final = 32 << 20
+# Adds of this size, overhead included, are settled in one step, which takes a millisecond. All
+# waiting adds in one step could take half a second.
+SETTLED_BYTES: Final = 64 << 10
 # Memory of each add besides its envelope (measured: 297). So at most 100,000 adds wait. If all are
 # refused, their acks of 21 bytes each fit into one frame of FRAME_LIMIT_BYTES.
 ADD_OVERHEAD_BYTES: Final = 300
@@ -60,13 +66,14 @@ class FirstAdds:
     def __init__(
         self,
         check: Callable[[int], Awaitable[BookieCode]],
-        settle: Callable[[BookieCode, Sequence[Add], Outbox], None],
+        settle: Callable[[BookieCode | None, Sequence[Add], Outbox], None],
         *,
         waiting_bytes_max: int = WAITING_BYTES_MAX,
         waiting_ledgers_max: int = WAITING_LEDGERS_MAX,
     ) -> None:
         """`check` returns OK or the reason to refuse a ledger's ordinary adds; it raises nothing.
-        `settle` gets the code with the adds of one ledger and one stream, in their order."""
+        `settle` gets the code with adds of one ledger and one stream, in their order. The code is
+        None if the check was OK and is no longer valid."""
         self._check = check
         self._settle = settle
         self._waiting_bytes_max = waiting_bytes_max
@@ -74,6 +81,8 @@ class FirstAdds:
         self._waiting: dict[int, _Waiting] = {}
         self._unseen: deque[int] = deque()  # ledgers whose check has not begun
         self._wake = asyncio.Event()
+        self._settling: dict[Outbox, set[asyncio.Event]] = {}  # set when all adds are settled
+        self._turn = asyncio.Lock()  # at most one later step in each iteration of the event loop
         self.waiting_bytes = 0
 
     def take(self, adds: Sequence[Add], outbox: Outbox) -> list[Add]:
@@ -108,15 +117,52 @@ class FirstAdds:
                     looking = group.create_task(self._decide(self._unseen.popleft()))
                     looking.add_done_callback(lambda _: free.release())
 
+    async def wait_settled(self, outbox: Outbox) -> None:
+        """Wait while adds of this stream are being settled in several steps."""
+        while settling := self._settling.get(outbox):
+            await next(iter(settling)).wait()
+
     async def _decide(self, ledger: int) -> None:
-        code = await self._check(ledger)
+        code: BookieCode | None = await self._check(ledger)
         waiting = self._waiting.pop(ledger)
-        self.waiting_bytes -= waiting.bytes
+        streams = {outbox for outbox, _ in waiting.adds}
+        done = asyncio.Event()
+        for outbox in streams:
+            self._settling.setdefault(outbox, set()).add(done)
+        try:
+            steps = _steps(waiting.adds)
+            self._settle_step(code, next(steps))
+            code = None if code is BookieCode.OK else code
+            for step in steps:
+                async with self._turn:
+                    self._settle_step(code, step)
+                    await asyncio.sleep(0)
+        finally:
+            self.waiting_bytes -= waiting.bytes
+            for outbox in streams:
+                self._settling[outbox].discard(done)
+                if not self._settling[outbox]:
+                    del self._settling[outbox]
+            done.set()
+
+    def _settle_step(self, code: BookieCode | None, step: Sequence[tuple[Outbox, Add]]) -> None:
         by_stream: dict[Outbox, list[Add]] = {}
-        for outbox, add in waiting.adds:
+        for outbox, add in step:
             by_stream.setdefault(outbox, []).append(add)
         for outbox, adds in by_stream.items():
             self._settle(code, adds, outbox)
+
+
+def _steps(waiting: Sequence[tuple[Outbox, Add]]) -> Iterator[Sequence[tuple[Outbox, Add]]]:
+    """Divide waiting adds into steps of SETTLED_BYTES. A larger add is a step of its own."""
+    first, size = 0, 0
+    for at, (_, add) in enumerate(waiting):
+        more = len(add.envelope) + ADD_OVERHEAD_BYTES
+        if size + more > SETTLED_BYTES and at > first:
+            yield waiting[first:at]
+            first, size = at, 0
+        size += more
+    yield waiting[first:]
 
 
 class FirstAddCheck:

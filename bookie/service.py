@@ -238,6 +238,7 @@ class BookieService:
         further frame."""
         while True:
             frame = await stream.receive()
+            await self._first_adds.wait_settled(outbox)
             self._take_frame(frame, outbox)
             await self._commit.wait_room()
             await outbox.wait_room()
@@ -251,24 +252,24 @@ class BookieService:
             self._refuse(adds, BookieCode.OVERLOADED, outbox)
             return
         self.counts.add_bytes += len(frame)
-        admitted = self._admission.admit(adds)
-        if admitted.unverified:
-            beyond = self._first_adds.take(admitted.unverified, outbox)
-            admitted.refused += _acks(beyond, BookieCode.OVERLOADED)
-        self._answer(admitted, outbox)
+        self._answer(self._admission.admit(adds), outbox)
 
-    def _settle(self, code: BookieCode, adds: Sequence[Add], outbox: Outbox) -> None:
-        """Answer the waiting adds of a ledger. `code`: the result of the ledger's metadata
-        check."""
+    def _settle(self, code: BookieCode | None, adds: Sequence[Add], outbox: Outbox) -> None:
+        """Answer waiting adds of a ledger. `code`: the result of the ledger's metadata check; None:
+        the ledger must be checked again if it is not verified any more."""
         if self.state is not State.SERVING:
             code = BookieCode.STOPPING
-        if code is not BookieCode.OK:
+        if code is not None and code is not BookieCode.OK:
             self._refuse(adds, code, outbox)
             return
         with suppress(StorageFailed):  # `run` raises this error, too
-            self._answer(self._admission.admit(adds, verified=True), outbox)
+            verified = code is BookieCode.OK
+            self._answer(self._admission.admit(adds, verified=verified), outbox)
 
     def _answer(self, admitted: Admitted, outbox: Outbox) -> None:
+        if admitted.unverified:
+            beyond = self._first_adds.take(admitted.unverified, outbox)
+            admitted.refused += _acks(beyond, BookieCode.OVERLOADED)
         self.counts.adds_stored += admitted.entries_stored
         self.counts.adds_refused += len(admitted.refused)
         if admitted.refused:

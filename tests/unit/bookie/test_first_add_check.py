@@ -12,6 +12,7 @@ import pytest
 from fakes.bookies import Bookie, add, last_request, read_request, running_bookie, some
 from support import settle, wait_until
 
+from magnetar.bookie import first_add_check
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.first_add_check import (
     ADD_OVERHEAD_BYTES,
@@ -38,7 +39,10 @@ from magnetar.runtime.frames import FRAME_BYTES_MAX, Outbox
 from magnetar.runtime.grpc_frames import FRAME_LIMIT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
+
+    from magnetar.bookie.admission import Admitted
+    from magnetar.protos.envelope import Add
 
 OK, FENCED, OVERLOADED = BookieCode.OK, BookieCode.FENCED, BookieCode.OVERLOADED
 NO_SUCH_LEDGER, DELETED = BookieCode.NO_SUCH_LEDGER, BookieCode.DELETED
@@ -182,6 +186,63 @@ async def test_waiting_first_adds_are_bounded() -> None:
         assert settled == [0, 1]
         assert newcomers.waiting_bytes == size
         running.cancel()
+
+
+@pytest.mark.real_loop
+async def test_many_waiting_adds_are_settled_in_steps_and_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fences and other streams have their turn between two steps, later adds of the stream not."""
+    size = len(decode_adds(add(1, 0))[0].envelope) + ADD_OVERHEAD_BYTES
+    monkeypatch.setattr(first_add_check, "SETTLED_BYTES", 2 * size)
+    async with gated_bookie() as (bookie, gate):
+        steps: list[list[int]] = []
+        admit = bookie.service._admission.admit
+
+        def spied(adds: Sequence[Add], *, verified: bool = False) -> Admitted:
+            steps.append([it.entry for it in adds])
+            return admit(adds, verified=verified)
+
+        monkeypatch.setattr(bookie.service._admission, "admit", spied)
+        writer = await bookie.connect()
+        await writer.send(*(add(1, entry) for entry in range(9)))
+        await wait_until(lambda: gate.asked)
+        gate.answer(1, OK)
+        await writer.send(add(1, 9))
+        assert await writer.acks(10) == [(1, entry, OK) for entry in range(10)]
+        assert steps[0] == list(range(9)), "the adds wait"
+        assert steps[1:] == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9]]
+        assert bookie.service._first_adds._settling == {}
+        assert bookie.service._first_adds.waiting_bytes == 0
+
+
+@pytest.mark.real_loop
+async def test_a_ledger_that_is_deleted_between_two_steps_is_checked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The collector deletes a left-over copy together with its fence."""
+    monkeypatch.setattr(first_add_check, "SETTLED_BYTES", 1)
+    async with gated_bookie() as (bookie, gate):
+        admission = bookie.service._admission
+        admit = admission.admit
+
+        def admit_and_delete(adds: Sequence[Add], *, verified: bool = False) -> Admitted:
+            admitted = admit(adds, verified=verified)
+            if verified:
+                admission.delete(1, for_good=False)
+                gate.answers[1] = asyncio.Future()
+            return admitted
+
+        monkeypatch.setattr(admission, "admit", admit_and_delete)
+        writer = await bookie.connect()
+        await writer.send(add(1, 0), add(1, 1), add(1, 2))
+        await wait_until(lambda: gate.asked)
+        gate.answer(1, OK)
+        await wait_until(lambda: gate.asked == [1, 1])
+        gate.answers[1].set_result(FENCED)
+        acks = await writer.acks(3)
+        assert sorted(acks) == [(1, 0, OK), (1, 1, FENCED), (1, 2, FENCED)]
+        assert bookie.storage.entry(1, 2) is None
 
 
 def test_the_acks_of_all_waiting_adds_fit_into_one_frame() -> None:

@@ -54,10 +54,11 @@ def topics_router(broker: "Broker") -> APIRouter:
         """Show statistics of a topic: rates, backlogs, producers, subscriptions and consumers."""
         return await shown(await topics.topic_stats(broker, topic_name(tenant, namespace, topic)))
 
-    @router.get("/{tenant}/{namespace}/{topic}/internalStats")
-    async def internal_stats(tenant: str, namespace: str, topic: str) -> InternalStats:
+    @router.get("/{tenant}/{namespace}/{topic}/internalStats", response_model=InternalStats)
+    async def internal_stats(tenant: str, namespace: str, topic: str) -> Response:
         """Show how a topic is stored: its ledgers and cursors."""
-        return await topics.internal_stats(broker, topic_name(tenant, namespace, topic))
+        name = topic_name(tenant, namespace, topic)
+        return await shown(await topics.internal_stats(broker, name))
 
     @router.post("/{tenant}/{namespace}/{topic}/terminate")
     async def terminate(
@@ -76,7 +77,7 @@ def topics_router(broker: "Broker") -> APIRouter:
     return router
 
 
-async def shown(stats: TopicStats) -> Response:
+async def shown(stats: TopicStats | InternalStats) -> Response:
     """Make the answer with statistics, which may have several megabytes."""
     return Response(await asyncio.to_thread(encoded, stats), media_type="application/json")
 

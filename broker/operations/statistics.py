@@ -3,7 +3,7 @@ clients.
 
 pydantic holds the interpreter's lock during a call. One call for 10,000 clients takes 0.2 s, and
 stops the event loop even when it runs in a thread. So each client is checked and encoded by a call
-of its own, in a thread.
+of its own, in a thread. So is each cursor.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pydantic_core import to_json
 
 from magnetar.broker.operations.model import (
     ConsumerStats,
+    CursorStats,
+    InternalStats,
+    LedgerInfo,
     PublisherStats,
     SubscriptionStats,
     TopicStats,
@@ -37,7 +40,7 @@ def modelled(found: Mapping[str, Any]) -> TopicStats:
 
 def encoded(model: BaseModel) -> bytes:
     """Return the JSON of a model. Call this function in a thread."""
-    if not isinstance(model, TopicStats | SubscriptionStats):
+    if not isinstance(model, TopicStats | SubscriptionStats | InternalStats):
         return model.model_dump_json(by_alias=True).encode()
     fields = type(model).model_fields
     names = {name: field.alias or name for name, field in fields.items()}
@@ -60,6 +63,8 @@ def _object(members: Mapping[str, Any]) -> bytes:
 def _value(value: Any) -> bytes:
     match value:
         case TopicStats() | SubscriptionStats() | PublisherStats() | ConsumerStats():
+            return encoded(value)
+        case CursorStats() | LedgerInfo():
             return encoded(value)
         case list():
             return b"[%b]" % b",".join(map(_value, value))

@@ -7,6 +7,7 @@ BundleUnavailable while its bundle moves between brokers, and the errors of open
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 RANGES_SHOWN_MAX: Final = 1_000
 """The limit of acknowledged ranges that are shown for one cursor: a subscription may have a
 million."""
+
+RANGES_TOTAL_MAX: Final = 100_000
+"""The limit of shown ranges of all cursors of a topic: 2 MB. The cursors get equal shares."""
+
+CURSORS_PER_TURN: Final = 10
+"""Cursors in one step of the loop: 15 ms with RANGES_SHOWN_MAX ranges each."""
 
 
 async def list_topics(
@@ -86,6 +93,11 @@ async def delete_non_persistent(broker: Broker, name: TopicName, *, force: bool)
 async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
     """Return the ledgers and cursors of a topic. Raises TopicNotFound."""
     log = (topic := await open_topic(broker, name)).log
+    durable = [it for it in topic.subscriptions.values() if it.cursor.durable]
+    ranges_max = min(RANGES_SHOWN_MAX, RANGES_TOTAL_MAX // max(len(durable), 1))
+    cursors = await broker.turns.each(
+        durable, partial(_cursor_stats, ranges_max=ranges_max), slice_items=CURSORS_PER_TURN
+    )
     chain = log.chain
     records = chain.records
     is_open = bool(records) and records[-1].closed_ms == 0
@@ -113,11 +125,7 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
             )
             for record in records
         ],
-        cursors={
-            subscription.name: _cursor_stats(subscription)
-            for subscription in topic.subscriptions.values()
-            if subscription.cursor.durable
-        },
+        cursors={it.name: shown for it, shown in zip(durable, cursors, strict=True)},
     )
 
 
@@ -148,17 +156,17 @@ async def require_owner(broker: Broker, name: TopicName) -> None:
         raise ServedElsewhere(str(name), located.broker)
 
 
-def _cursor_stats(subscription: Subscription) -> CursorStats:
+def _cursor_stats(subscription: Subscription, *, ranges_max: int) -> CursorStats:
     cursor, reads_at = subscription.cursor, subscription.read_position
-    shown = list(islice(cursor.ranges(), RANGES_SHOWN_MAX + 1))
+    shown = list(islice(cursor.ranges(), ranges_max + 1))
     return CursorStats(
         mark_delete_position=str(cursor.mark_delete),
         durable_mark_delete_position=str(cursor.durable_mark),
         read_position=None if reads_at is None else str(reads_at),
         number_of_entries_in_backlog=cursor.backlog_entries,
         individually_deleted_messages=[
-            f"{part.ledger}:{part.first}-{part.last}" for part in shown[:RANGES_SHOWN_MAX]
+            f"{part.ledger}:{part.first}-{part.last}" for part in shown[:ranges_max]
         ],
-        individually_deleted_messages_complete=len(shown) <= RANGES_SHOWN_MAX,
+        individually_deleted_messages_complete=len(shown) <= ranges_max,
         properties=dict(cursor.properties),
     )

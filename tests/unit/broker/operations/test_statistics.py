@@ -9,16 +9,26 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.topics import TopicRig, opened_topic
 from pydantic import ValidationError
 
-from magnetar.broker.operations.model import ConsumerStats, PublisherStats, TopicStats
+from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.operations import topics
+from magnetar.broker.operations.model import (
+    ConsumerStats,
+    InternalStats,
+    PublisherStats,
+    TopicStats,
+)
 from magnetar.broker.operations.statistics import encoded, modelled
+from magnetar.broker.operations.topics import CURSORS_PER_TURN
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import SubscriptionType
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN
 from magnetar.broker.topic.producer import ProducerHandle
+from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -83,6 +93,25 @@ async def test_many_clients_are_described_in_slices() -> None:
         assert sum(calls) == CLIENTS
         assert max(calls) == CLIENTS_PER_TURN
     assert max(turn.total() for turn in turns) < CALLS_MAX
+
+
+async def test_many_cursors_are_described_in_slices() -> None:
+    count = 3 * CURSORS_PER_TURN
+    async with running_broker(ClusterState()) as broker:
+        topic = await broker.broker.topic(TopicName.parse("t"))
+        for number in range(count):
+            await topic.ensure_subscription(f"s{number}", EARLIEST)
+        found: list[InternalStats] = []
+
+        async def describe() -> None:
+            found.append(await topics.internal_stats(broker.broker, topic.name))
+
+        turns = await calls_of_turns(describe)
+    calls = [turn[topics._cursor_stats.__code__] for turn in turns]
+    assert (sum(calls), max(calls)) == (count, CURSORS_PER_TURN)
+    [stats] = found
+    assert json.loads(encoded(stats)) == json.loads(stats.model_dump_json(by_alias=True))
+    assert calls_of_pydantic(lambda: encoded(stats))["to_json"] > count
 
 
 def calls_of_pydantic(work: Callable[[], object]) -> Counter[str]:

@@ -254,9 +254,13 @@ class SchemaRegistry:
         at a time, in FIFO order, and at most one in each iteration of the event loop. A burst
         of requests therefore neither blocks the loop nor starts many threads that compete with it.
         """
+        if size > INLINE_BYTES_MAX:
+            await self._turn.acquire()
+            running = asyncio.get_running_loop().run_in_executor(None, work)
+            # A thread does not end when its caller is cancelled, for example by a disconnection.
+            running.add_done_callback(lambda _: self._turn.release())
+            return await asyncio.shield(running)
         async with self._turn:
-            if size > INLINE_BYTES_MAX:
-                return await asyncio.to_thread(work)
             found = work()
             await asyncio.sleep(0)
             return found

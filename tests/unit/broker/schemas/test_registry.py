@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.cluster_state import ClusterState
+from support import settle, wait_until
 
 from magnetar.broker.errors import IncompatibleSchema, NoSchema, TooManySchemas
 from magnetar.broker.schemas import registry as module
@@ -199,6 +201,28 @@ async def test_a_consumer_with_the_newest_version_must_read_all_if_transitive() 
     every = SchemaRules(Strategy.BACKWARD_TRANSITIVE, auto_update=True, validation=False)
     with pytest.raises(IncompatibleSchema, match="field b of R has no default"):
         await admit_consumer(registry, TOPIC, newest, every, in_use=True)
+
+
+@pytest.mark.real_loop
+async def test_a_cancelled_comparison_keeps_its_turn_until_its_thread_ends() -> None:
+    """Otherwise clients that disconnect could occupy all threads."""
+    registry = registry_in(ClusterState())
+    size, begun, end = module.INLINE_BYTES_MAX + 1, threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        end.wait(10)
+
+    async with asyncio.TaskGroup() as group:
+        leaving = group.create_task(registry._in_turn(size, slow))
+        await wait_until(begun.is_set)
+        leaving.cancel()
+        following = [group.create_task(registry._in_turn(it, lambda: 7)) for it in (size, 1)]
+        await settle()
+        assert leaving.cancelled()
+        assert not any(it.done() for it in following)
+        end.set()
+    assert [it.result() for it in following] == [7, 7]
 
 
 async def test_with_always_compatible_a_topic_of_bytes_admits_consumers_with_a_schema() -> None:

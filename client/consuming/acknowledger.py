@@ -88,6 +88,11 @@ class Acknowledger:
         """Return whether too many acknowledgements are pending to request more messages."""
         return self._tracker.is_behind
 
+    @property
+    def is_settled(self) -> bool:
+        """Return whether all acknowledgements are durable or were refused."""
+        return self._tracker.settled
+
     async def settle(self) -> None:
         """Return when all acknowledgements are durable; a change of broker does not end the wait.
 

@@ -514,9 +514,9 @@ class Subscriber:
     async def close(self) -> None:
         """Wait until all earlier acknowledgements are durable, and close the consumer.
 
-        Raises Timeout if the broker does not confirm the acknowledgements within the operation
-        timeout. Raises the broker's error if the broker refused some of them; the broker may
-        redeliver their messages. The consumer is closed in every case.
+        Raises Timeout if the broker does not confirm the acknowledgements and the close within the
+        operation timeout. Raises the broker's error if the broker refused acknowledgements; the
+        broker may redeliver their messages. The consumer is closed in every case.
         """
         if self._failure is not None:
             await self._over.wait()  # another task is closing the consumer
@@ -533,7 +533,11 @@ class Subscriber:
                 if self._dead_letter_producer is not None:
                     await self._dead_letter_producer.close()
         except TimeoutError:
-            reason = "the broker did not confirm all acknowledgements"
+            reason = "the broker did not answer the request to close the consumer"
+            if self.subscription.is_durable and not self._acks.is_settled:
+                reason = "the broker did not confirm all acknowledgements"
+            elif self._connection is None:
+                reason = "the producer of dead letters did not close"
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
         finally:
             self.shut_down(self._failure)

@@ -271,8 +271,9 @@ class Publisher:
     async def close(self) -> None:
         """Accept no more messages, wait for the pending receipts, and close the producer.
 
-        Raises Timeout if receipts are missing after `operation_timeout_seconds`. The messages
-        without a receipt then fail with Interrupted, because the broker may have stored them.
+        Raises Timeout if receipts or the broker's answer are missing after
+        `operation_timeout_seconds`. The messages without a receipt then fail with Interrupted,
+        because the broker may have stored them.
         """
         if self._failure is not None:
             await self._over.wait()  # another task is closing the producer
@@ -288,7 +289,9 @@ class Publisher:
                     log.info("messages failed before close", topic=self.topic, error=str(error))
                 await self._say_goodbye()
         except TimeoutError:
-            reason = f"receipts are missing after {self._parts.timeout_s:g} s"
+            missing = self._early or self._pending.reported < self._pending.appended
+            what = "receipts are" if missing else "the answer to the request to close is"
+            reason = f"{what} missing after {self._parts.timeout_s:g} s"
             raise Timeout(reason, topic=self.topic) from None
         finally:
             self.shut_down(self._failure)

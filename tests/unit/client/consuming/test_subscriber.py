@@ -328,6 +328,19 @@ async def test_close_raises_timeout_after_the_operations_time() -> None:
             await consumer.receive()
 
 
+@pytest.mark.parametrize("settled", [True, False])
+async def test_close_says_whether_acknowledgements_are_missing(settled: bool) -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        await publish(client, 1)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await consumer.acknowledge(await consumer.receive())
+        silent = pb.CommandCloseConsumer if settled else pb.CommandAck
+        cluster.brokers[A].script(silent, None)
+        match = "did not answer the request to close" if settled else "did not confirm all ack"
+        with pytest.raises(Timeout, match=match):
+            await consumer.close()
+
+
 async def test_close_wakes_a_waiting_receive() -> None:
     async with client_among() as (client, _):
         consumer = await client.subscribe("t", "s")

@@ -492,6 +492,17 @@ async def test_close_waits_for_receipts() -> None:
             await producer.close()
 
 
+async def test_close_of_a_producer_with_all_receipts_names_the_missing_answer() -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        producer = await client.create_producer("t")
+        await producer.send(b"x")
+        cluster.brokers[A].script(pb.CommandCloseProducer, None)
+        with pytest.raises(
+            Timeout, match="the answer to the request to close is missing after 2 s"
+        ):
+            await producer.close()
+
+
 async def test_close_raises_timeout_after_the_operations_time() -> None:
     async with client_among(operation_timeout_seconds=3) as (client, cluster):
         producer = await client.create_producer("t")

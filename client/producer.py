@@ -154,7 +154,8 @@ class Producer:
         """Wait for the receipts of all pending messages, and close the producer.
 
         Raises Timeout if receipts or the broker's answer are missing after
-        `operation_timeout_seconds`; the producer is then closed nevertheless. Raises AlreadyClosed if the producer was closed before.
+        `operation_timeout_seconds`; the producer is then closed nevertheless. Raises AlreadyClosed
+        if the producer was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the producer was closed", topic=self.topic())

@@ -594,8 +594,7 @@ class PersistentTopic:
 
     def _on_policies(self) -> None:
         self._apply_policies(unacked=True)
-        for subscription in self.all_subscriptions:
-            subscription.on_policies()
+        self._disconnector.start(self.all_subscriptions, Subscription.on_policies)
 
     def _apply_policies(self, *, unacked: bool) -> None:
         """Take limits and rates from the policies. `unacked` True: also the limits of

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from magnetar.broker.cursor.cursors import Cursors
@@ -42,7 +43,7 @@ from magnetar.broker.errors import (
 from magnetar.broker.guard import Guard
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
-from magnetar.broker.log.topic_deletion import client_key
+from magnetar.broker.log.topic_deletion import CLIENTS_MAX, client_key
 from magnetar.broker.topic.consumer_admission import ConsumerAdmission, require_name
 from magnetar.broker.topic.contract import (
     CloseReason,
@@ -828,20 +829,23 @@ class PersistentTopic:
         return self._idle_since
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Begin to disconnect all clients, and admit no more. Returns the names of the clients as a
-        tombstone stores them. Raises TopicInUse (unless `force`), TopicClosing."""
+        """Begin to disconnect all clients, and admit no more. Returns the names of CLIENTS_MAX
+        clients, as a tombstone stores them. Raises TopicInUse (unless `force`), TopicClosing."""
         self._require_open()
-        consumers = [
-            client_key("consumer", subscription.name, handle.request.consumer_name)
-            for subscription in self.all_subscriptions
-            for handle in subscription.consumers.values()
-        ]
+        consumers = sum(len(it.consumers) for it in self.all_subscriptions)
         if not force and (self.producers or consumers):
-            raise TopicInUse(str(self.name), len(self.producers), len(consumers))
-        producers = [client_key("producer", name) for name in self.producers]
+            raise TopicInUse(str(self.name), len(self.producers), consumers)
+        names = frozenset(islice(self._client_keys(), CLIENTS_MAX))
         self.state = TopicState.CLOSED  # a later failure of the log does not fail the topic
         self._disconnect(CloseReason.DELETED)
-        return frozenset((*producers, *consumers))
+        return names
+
+    def _client_keys(self) -> Iterator[str]:
+        for subscription in self.all_subscriptions:
+            for handle in subscription.consumers.values():
+                yield client_key("consumer", subscription.name, handle.request.consumer_name)
+        for name in self.producers:
+            yield client_key("producer", name)
 
     @contextmanager
     def held(self) -> Iterator[None]:

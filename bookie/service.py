@@ -558,8 +558,8 @@ class BookieService:
             state = self._admission.state(ledger)
             if not state.fence_durable:
                 await self._commit.wait_durable()
+                self.counts.fences += not state.fence_durable  # several requests may wait
                 state.fence_durable = True
-                self.counts.fences += 1
         return code
 
     def _refusal(self, incarnation: str) -> BookieCode | None:

@@ -229,6 +229,7 @@ async def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None
             bookie.sync_thread.open = True
             await wait_until(lambda: bookie.sync_thread.held)
             bookie.sync_thread.release()
+        assert bookie.service.counts.fences == 1
 
 
 @pytest.mark.parametrize("stride", [0, 3])

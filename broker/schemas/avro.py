@@ -230,10 +230,15 @@ class _TooManySteps(Exception):
 
 
 class _Resolution:
-    """One comparison of two schemas. Each pair of types is compared once, so recursion ends."""
+    """One comparison of two schemas.
+
+    A pair of types counts as readable while it is compared, so recursion ends. If the pair turns
+    out not to be readable, the results that may rely on this assumption are forgotten.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], str] = {}
+        self._readable: list[tuple[int, int]] = []  # in the order in which their comparisons began
         self._steps = 0
 
     def problem(self, reader: Type, writer: Type, depth: int) -> str:
@@ -243,8 +248,15 @@ class _Resolution:
         if found is None:
             if depth > 4 * DEPTH_MAX:
                 return "its types refer to each other over too many steps"
-            self._known[pair] = ""  # assumed while the pair is compared
-            found = self._known[pair] = self._compare(reader, writer, depth + 1)
+            self._known[pair] = ""
+            before = len(self._readable)
+            self._readable.append(pair)
+            found = self._compare(reader, writer, depth + 1)
+            if found:
+                for it in self._readable[before:]:
+                    del self._known[it]
+                del self._readable[before:]
+                self._known[pair] = found
         return found
 
     def _spend(self, steps: int) -> None:

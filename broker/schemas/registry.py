@@ -45,8 +45,12 @@ LOST_RACES_MAX: Final = 20
 in the meantime."""
 
 INLINE_BYTES_MAX: Final = 4 << 10
-"""Larger definitions are parsed and compared in a thread. A definition of 4 KiB takes 1 ms, or 6 ms
-if an attacker made it slow to parse. A definition of 128 KiB takes 40 ms, or up to 200 ms."""
+"""Larger definitions are parsed in a thread. A definition of 4 KiB takes 1 ms, or 6 ms if an
+attacker made it slow to parse. A definition of 128 KiB takes 40 ms, or up to 200 ms."""
+
+COMPARED_INLINE_BYTES_MAX: Final = 1 << 10
+"""Larger definitions are compared in a thread. An attacker can make the number of steps grow with
+the square of the number of pairs of types."""
 
 METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one change while the metadata store does not answer."""
@@ -86,7 +90,8 @@ class SchemaRegistry:
         self, kind: int, data: bytes, name: str, properties: Mapping[str, str]
     ) -> Schema:
         """See `schema.parse`."""
-        return await self._in_turn(len(data), partial(parse, kind, data, name, properties))
+        work = partial(parse, kind, data, name, properties)
+        return await self._in_turn(work, inline=len(data) <= INLINE_BYTES_MAX)
 
     async def versions(self, topic: TopicName, *, fresh: bool = False) -> Sequence[SchemaVersion]:
         """The versions since the last deletion, oldest first. `fresh`: read the versions that other
@@ -247,14 +252,14 @@ class SchemaRegistry:
             earlier = of_version(each)
             size = max(len(schema.data), len(earlier.data))
             work = partial(require_compatible, schema, earlier, compatibility)
-            await self._in_turn(size, work)
+            await self._in_turn(work, inline=size <= COMPARED_INLINE_BYTES_MAX)
 
-    async def _in_turn(self, size: int, work: Callable[[], T]) -> T:
-        """Run `work`, which parses or compares definitions of at most `size` bytes. Calls run one
-        at a time, in FIFO order, and at most one in each iteration of the event loop. A burst
+    async def _in_turn(self, work: Callable[[], T], *, inline: bool) -> T:
+        """Run `work`, which parses or compares definitions; `inline` False: in a thread. Calls run
+        one at a time, in FIFO order, and at most one in each iteration of the event loop. A burst
         of requests therefore neither blocks the loop nor starts many threads that compete with it.
         """
-        if size > INLINE_BYTES_MAX:
+        if not inline:
             await self._turn.acquire()
             running = asyncio.get_running_loop().run_in_executor(None, work)
             # A thread does not end when its caller is cancelled, for example by a disconnection.

@@ -70,6 +70,21 @@ def test_resolution_follows_the_specification(reader: Any, writer: Any, reads: b
     assert (problem == "") == bool(reads), problem
 
 
+def test_a_result_does_not_rely_on_a_pair_that_failed_later() -> None:
+    """x.N cannot read w.N, so Mid cannot either, and y.N must not use the result for Mid."""
+
+    def node(name: str, *more: Any) -> Any:
+        return record(
+            field("m", record(field("n", ["null", name]), name="p.Mid")), *more, name=name
+        )
+
+    y = record(field("m", "p.Mid"), name="y.N")
+    w = node("w.N", field("v", "int"))
+    x = node("x.N", field("v", "string"))
+    assert avro.unreadable(parsed([x, y]), parsed(w)) == "no branch of a union reads w.N"
+    assert avro.unreadable(parsed([node("x.N"), y]), parsed(w)) == ""
+
+
 def test_the_problem_names_the_field() -> None:
     problem = avro.unreadable(parsed(record(A, field("b", "string"))), parsed(record(A)))
     assert problem == "field b of R has no default, and the messages lack it"

@@ -207,17 +207,19 @@ async def test_a_consumer_with_the_newest_version_must_read_all_if_transitive() 
 async def test_a_cancelled_comparison_keeps_its_turn_until_its_thread_ends() -> None:
     """Otherwise clients that disconnect could occupy all threads."""
     registry = registry_in(ClusterState())
-    size, begun, end = module.INLINE_BYTES_MAX + 1, threading.Event(), threading.Event()
+    begun, end = threading.Event(), threading.Event()
 
     def slow() -> None:
         begun.set()
         end.wait(10)
 
     async with asyncio.TaskGroup() as group:
-        leaving = group.create_task(registry._in_turn(size, slow))
+        leaving = group.create_task(registry._in_turn(slow, inline=False))
         await wait_until(begun.is_set)
         leaving.cancel()
-        following = [group.create_task(registry._in_turn(it, lambda: 7)) for it in (size, 1)]
+        following = [
+            group.create_task(registry._in_turn(lambda: 7, inline=it)) for it in (False, True)
+        ]
         await settle()
         assert leaving.cancelled()
         assert not any(it.done() for it in following)
@@ -333,7 +335,7 @@ async def test_many_comparisons_at_once_take_one_round_of_the_loop_each() -> Non
 
     async with asyncio.TaskGroup() as group:
         watcher = group.create_task(watch())
-        work = [group.create_task(registry._in_turn(100, count)) for _ in range(50)]
+        work = [group.create_task(registry._in_turn(count, inline=True)) for _ in range(50)]
         await asyncio.wait(work)
         watcher.cancel()
     assert compared == 50

@@ -421,6 +421,10 @@ class Broker:
         if not self._owners.holds(bundle):
             raise NotOwner(str(name))
         while not exists and (served := self._topics.get(name)) is not None:
+            if served.left is not None:  # this broker deletes the topic, or unloads it
+                await served.left.wait()
+                exists = await self.exists(name)
+                continue
             with suppress(TopicNotFound):  # another request, which did not create the topic
                 await asyncio.shield(served.opened)
                 exists = True
@@ -821,9 +825,9 @@ class Broker:
         *,
         only: Mapping[TopicName, Topic] | None = None,
     ) -> None:
-        """Close the topics concurrently. If there are more than CLOSES_PER_TURN, at most so many
-        closes begin in one turn of the event loop, and such callers take turns. `only`: see
-        `_close`."""
+        """Close the topics concurrently. A call with more than CLOSES_PER_TURN names begins at most
+        CLOSES_PER_TURN closes in one turn of the event loop. Concurrent calls take turns. `only`:
+        see `_close`."""
         async with asyncio.TaskGroup() as group:
             for number, name in enumerate(names):
                 if number % CLOSES_PER_TURN == 0 and len(names) > CLOSES_PER_TURN:

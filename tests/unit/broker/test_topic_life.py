@@ -109,6 +109,24 @@ async def test_a_creation_that_meets_a_lookup_of_the_absent_topic_creates_it() -
         assert await here.broker.exists(NAME)
 
 
+async def test_a_creation_waits_for_the_deletion_of_the_former_topic() -> None:
+    async with place() as here:
+        await here.broker.locate(NAME, authoritative=True)
+        await here.broker.create_topic(NAME)
+        note = "put", paths.deleted_topic(str(NAME))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(here.broker.delete_topic(NAME, force=False))
+            while await here.broker.exists(NAME):
+                await asyncio.sleep(0)
+            here.store.gates[note] = asyncio.Event()
+            await wait_until(lambda: here.store.held == [note])  # the record is still there
+            creating = group.create_task(here.broker.create_topic(NAME))
+            await settle()
+            assert not creating.done()
+            here.store.gates.pop(note).set()
+        assert await here.broker.exists(NAME)
+
+
 async def test_a_topic_has_its_partitions_while_a_request_looks_for_its_statistics() -> None:
     async with place() as here:
         await here.broker.create_partitioned_topic(NAME, 3, {})

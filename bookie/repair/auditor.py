@@ -70,8 +70,8 @@ repeats the work since the last stored position."""
 
 
 RANGES_MAX: Final = 10_000
-"""The maximum number of ranges of missing entries that the auditor keeps for one ledger, before it
-adds those of another member or page. Above the limit, the auditor joins the closest ranges."""
+"""When the auditor has found more ranges of missing entries in one ledger than this, it joins the
+closest ranges before it compares further entries."""
 
 
 @dataclass(slots=True)

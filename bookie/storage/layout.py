@@ -59,8 +59,8 @@ def unusable(path: Path, error: OSError) -> DirectoryUnusable:
 
 
 def environment_error(reason: str) -> OSError | None:
-    """Find an error caused by the process or the disk in `reason`, a message of RocksDB. None: the
-    message names no such error, so the store itself may be damaged."""
+    """Return the error of the process or of the disk that `reason`, a message of RocksDB, names.
+    None: it names no such error, so the store itself may be damaged."""
     for number in _ENVIRONMENT:
         if os.strerror(number) in reason:
             return OSError(number, reason)

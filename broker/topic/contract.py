@@ -33,7 +33,7 @@ class SubscriptionType(IntEnum):
 
 
 class InitialPosition(IntEnum):
-    """The position where a new durable subscription begins."""
+    """The position where a new subscription begins, unless its request gives a start."""
 
     LATEST = 0
     EARLIEST = 1
@@ -60,7 +60,7 @@ class CloseReason(Enum):
 
     UNLOADED = "the topic is not served here any more"
     TOPIC_FAILED = "the topic failed"
-    ANSWERS_WAITING = "too many refused or duplicate messages wait for the outcome of earlier ones"
+    ANSWERS_WAITING = "too many answers wait for the outcome of earlier messages"
     SEEK = "a seek moved the subscription"
     FENCED = "another producer has exclusive access now"
     QUOTA = "the topic's backlog exceeds its quota"

@@ -625,7 +625,8 @@ class Connection:
         await self._stream.close()
 
     def _end(self, error: PulsarException) -> None:
-        """End the session and report the error to all waiting calls. Only the first call counts."""
+        """End the session, and report the error to all calls that wait. Idempotent: the first error
+        stays."""
         if self.error is not None:
             return
         self.error = error

@@ -113,17 +113,18 @@ async def test_a_creation_waits_for_the_deletion_of_the_former_topic() -> None:
     async with place() as here:
         await here.broker.locate(NAME, authoritative=True)
         await here.broker.create_topic(NAME)
-        note = "put", paths.deleted_topic(str(NAME))
+        tombstone = "put", paths.deleted_topic(str(NAME))
+        here.store.gates[tombstone] = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(here.broker.delete_topic(NAME, force=False))
-            while await here.broker.exists(NAME):
-                await asyncio.sleep(0)
-            here.store.gates[note] = asyncio.Event()
-            await wait_until(lambda: here.store.held == [note])  # the record is still there
+            await wait_until(lambda: here.store.held == [tombstone])
+            here.store.gates.pop(tombstone).set()
+            here.store.gates[tombstone] = asyncio.Event()
+            await wait_until(lambda: len(here.store.held) == 2)  # the record is still there
             creating = group.create_task(here.broker.create_topic(NAME))
             await settle()
             assert not creating.done()
-            here.store.gates.pop(note).set()
+            here.store.gates.pop(tombstone).set()
         assert await here.broker.exists(NAME)
 
 

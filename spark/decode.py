@@ -192,19 +192,20 @@ class Rows:
         return True
 
     def _count(self, opened: Opened) -> None:
-        self._starts.append((self.rows, opened.ledger, opened.entry, opened.skipped))
+        index = opened.skipped if opened.received.is_batch else -1
+        self._starts.append((self.rows, opened.ledger, opened.entry, index))
         self.rows += opened.count
         self.bytes += opened.size
 
     def places(self) -> Callable[[int], tuple[int, int, int]]:
-        """Return a function from a row to its ledger, entry and batch index. It stays valid for
-        these rows after `take`."""
+        """Return a function from a row to its ledger, entry and batch index (-1: the message was
+        not in a batch). It stays valid for these rows after `take`."""
         starts = self._starts
 
         def place_of(row: int) -> tuple[int, int, int]:
             at = bisect_right(starts, row, key=lambda start: start[0]) - 1
-            first, ledger, entry, skipped = starts[at]
-            return ledger, entry, row - first + skipped
+            first, ledger, entry, index = starts[at]
+            return ledger, entry, index if index < 0 else row - first + index
 
         return place_of
 
@@ -347,8 +348,8 @@ def _plain(received: ReceivedEntry) -> bytes | memoryview:
 def _walk(payload: bytes, count: int) -> tuple[list[pb.SingleMessageMetadata], list[bytes]]:
     """Return metadata and value of each message of a batch. Raises BatchDeserializeError.
 
-    The function is like `decode_messages` of magnetar.protos.message, but creates no objects for
-    columns that nothing requests. If a message gives a size that is too large, the function
+    The function is like `decode_messages` of magnetar.protos.message, but creates no object for
+    each message. If a message gives a size that is too large, the function
     detects this only when it reads the next message, or after the last one.
     """
     metadata: list[pb.SingleMessageMetadata] = []

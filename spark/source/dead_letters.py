@@ -45,7 +45,8 @@ def send_letters(
     place_of: Callable[[int], tuple[int, int, int]],
 ) -> None:
     """Publish the bad rows, and wait for the receipts. `bad`: the reason for each bad row, keyed by
-    the number of the row. `place_of` returns ledger, entry and batch index of a row.
+    the number of the row. `place_of` returns ledger, entry and batch index of a row
+    (-1: the message was not in a batch).
 
     Raises WriteRefused, WriteStalled, RowRefused.
     """
@@ -54,7 +55,7 @@ def send_letters(
     properties = []
     for row in sorted(bad):
         ledger, entry, index = place_of(row)
-        origin = f"{ledger}:{entry}:{partition}:{index}"
+        origin = f"{ledger}:{entry}:{partition}" + (f":{index}" if index >= 0 else "")
         properties.append(
             [(REAL_TOPIC, str(topic)), (ORIGIN_MESSAGE_ID, origin), (ERROR, bad[row])]
         )

@@ -88,7 +88,7 @@ class StreamDriver:
         self._states: dict[str, TopicState | None] = {}
         self._from: dict[str, int] = {}  # topic -> the first ledger that its state has
         self._pushed: Mapping[str, Known] = {}  # the states of topics whose owners push news now
-        self._polled = Clock(options.poll_interval_s)  # runs from the last successful poll
+        self._failing: Clock | None = None  # runs from the first failed poll since a successful one
         self._tried = Clock(options.poll_interval_s)
         self._discovered = Clock(options.discovery_interval_s)
         self._frozen = False
@@ -97,6 +97,7 @@ class StreamDriver:
         self._held: dict[str, Place] = {}
         self._not_held: dict[str, Place] = {}  # the places that a broker refused permanently
         self._hold_failed = Clock(options.poll_interval_s)
+        self._warned: dict[str, str] = {}  # topic -> the loss of which the log warned last
         self._reached: dict[str, Place] = {}  # the ends of the last batch
 
     def initial(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class StreamDriver:
             except (DataLost, ReadStalled):
                 self._hold(offsets.places)  # QueryFenced, if a newer query has gone on
                 raise
-            # In one call: a lost owner of one topic must not keep the others from being held.
+            # One call for all places: after a failure, `_hold` makes no call for some time.
             self._hold({**offsets.places, **begins})
             begins = self._held_of(begins, offsets.places)
         starts = {
@@ -231,7 +232,7 @@ class StreamDriver:
         self._take_pushed(places)
         unknown = any(topic not in self._pushed for topic in (*self._view.topics, *places))
         if not unknown:
-            self._polled.reset()
+            self._failing = None
         if not (self._tried.is_due and (unknown or self._discovers)):
             return
         self._tried.reset()
@@ -244,16 +245,19 @@ class StreamDriver:
             polled = {it: ledger for it, ledger in asks.items() if it not in self._pushed}
             found = self._view.states(polled, once=not first) if polled else {}
         except BrokerLost as error:
-            if self._polled.age_s >= self._options.read_timeout_s:
-                asked = self._options.asked
-                raise ReadStalled(asked, self._polled.age_s, str(error)) from error
+            if self._failing is None:
+                self._failing = Clock(self._options.read_timeout_s)
+                self._failing.reset()
+            elif self._failing.is_due:
+                asked, age_s = self._options.asked, self._failing.age_s
+                raise ReadStalled(asked, age_s, str(error)) from error
             log.warning("a poll failed, the query continues: %s", error)
         except BrokerRefused as error:
             raise ReadRefused(self._options.asked, -1, -1, str(error)) from error
         else:
             self._states = {it: self._states[it] for it in self._pushed if it in asks} | found
             self._from = {it: self._from[it] for it in self._states if it not in found} | polled
-            self._polled.reset()
+            self._failing = None
             self._follow(asks)
 
     @property
@@ -287,8 +291,8 @@ class StreamDriver:
         )
 
     def _add_unknown(self, places: Mapping[str, Place]) -> None:
-        """Ask for the states of topics in the checkpoint that have no state yet. `freeze` does not
-        find a deleted topic, for example."""
+        """Ask for the states of topics in the checkpoint that have no state yet, for example
+        deleted topics, which `freeze` did not find."""
         unknown = {it: place.ledger for it, place in places.items() if it not in self._states}
         if unknown:
             self._states |= self._view.states(unknown)
@@ -297,7 +301,7 @@ class StreamDriver:
     def _ask_states(self, asks: Mapping[str, int]) -> None:
         self._states = self._view.states(asks)
         self._from = dict(asks)
-        self._polled.reset()
+        self._failing = None
 
     def _begins_now(self, places: Mapping[str, Place]) -> dict[str, Place]:
         """Return the places where new topics begin, and where topics continue after a loss.
@@ -338,7 +342,9 @@ class StreamDriver:
     def _lose(self, topic: str, what: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLost(topic, what)
-        log.warning("data lost, failOnDataLoss is false: %s: %s", topic, what)
+        if self._warned.get(topic) != what:  # Spark may ask 100 times a second
+            self._warned[topic] = what
+            log.warning("data lost, failOnDataLoss is false: %s: %s", topic, what)
 
     def _waits_for_more(self, starts: Mapping[str, Place]) -> bool:
         """Return whether the batch waits for `minRowsPerTrigger`. AvailableNow never waits."""
@@ -438,7 +444,8 @@ class StreamDriver:
         tries again, at most once in `pollIntervalMs`. If a broker refused a place, the driver does
         not try this place again.
 
-        `latest` and `tasks` handle a deleted topic as a loss. Raises QueryFenced.
+        A deleted topic is no failure here: `latest` and `tasks` handle it as a loss. Raises
+        QueryFenced.
         """
         if not self._options.subscription:
             return

@@ -183,3 +183,27 @@ def test_a_query_without_topics_asks_for_them_once_in_an_interval(servers: ExitS
     while time.monotonic() < until_s:
         assert driver.latest(at, rows_max=None, bytes_max=None) is at
     assert 2 <= server.finds <= 8
+
+
+def test_a_query_that_was_idle_for_long_survives_one_failed_poll(servers: ExitStack) -> None:
+    """The read timeout counts from the first failed poll, not from the last successful one."""
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=6, l9=4))))
+    driver = driver_of(server, pollIntervalMs="1", readTimeoutMs="100")
+    end = driver.latest(START, rows_max=None, bytes_max=None)
+    server.before_plan = lambda call: call.abort(grpc.StatusCode.UNAVAILABLE, "away")
+    time.sleep(0.15)  # the trigger interval is longer than the read timeout
+    assert driver.latest(end, rows_max=None, bytes_max=None) == end
+    time.sleep(0.15)
+    with pytest.raises(ReadStalled, match="away"):
+        driver.latest(end, rows_max=None, bytes_max=None)
+
+
+def test_a_loss_is_logged_once(servers: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    """Spark asks an idle source 100 times a second."""
+    server = servers.enter_context(serving(RangeServer(topic_of(l20=30))))
+    given = {"failOnDataLoss": "false", "minRowsPerTrigger": "1000", "pollIntervalMs": "1"}
+    driver = driver_of(server, **given)
+    end = Offsets({TOPIC: Place(9, 4, 50)}).to_json()
+    for _ in range(5):
+        driver.latest(end, rows_max=None, bytes_max=None)
+    assert caplog.text.count("data lost") == 1

@@ -3,8 +3,8 @@
 A consumer has one decoder. The decoder fetches each version once after an attachment, and keeps a
 bounded number of versions. In the asyncio client it fetches a version before `receive` returns the
 message, so that `value()` never waits. In the synchronous client it fetches when the program calls
-`value()`. The messages of an entry keep the decoder that the first of them needed: later, the
-version may belong to a new topic of the same name.
+`value()`. Each message keeps the decode function of its version (`delivery.decode`), as do the
+other messages of its entry: later, the version may belong to a new topic of the same name.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Decoder:
         self._turn = asyncio.Lock()
 
     def maybe_prepare(self, message: Message) -> bool:
-        """Give the message the decoder of its version if it is known. Returns whether `decode`
-        needs no broker."""
+        """Give the message the decode function of its version if it is known. Returns whether
+        `decode` needs no broker."""
         delivery = message.delivery
         if len(delivery.schema_version) != VERSION_BYTES or not self.schema.needs_writer:
             return True
@@ -90,9 +90,8 @@ class Decoder:
                 raise
             else:
                 found = decode or self.schema.decode_message
-            if generation == self.generation:
+            if generation == self.generation:  # if not, `found` may be of a deleted topic
                 self._keep(key, found)
-            # Otherwise `found` may be of a deleted topic.
             if forgotten == self._forgotten and not isinstance(found, PulsarException):
                 message.delivery.decode = found
 

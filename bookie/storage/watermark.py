@@ -7,7 +7,7 @@ writes the number of the last synced operation to this file. A store that opens 
 operations has lost some.
 
 Guarantees. The number never leads the log, because it is written only after a sync of the log
-returned. So a smaller number at the opening is always a loss, never a false alarm. The kernel has
+returned. So a store that opens with fewer operations has always lost some. The kernel has
 the number before any acknowledgement, so only a crash of the machine can let it lag. It then lags
 by at most `LAG_S` of operations: it is synced to disk with the first group after that time, and on
 close. Writing it costs 20 microseconds per group. Syncing the file each time would cover only one
@@ -23,6 +23,7 @@ The file has two slots, written in turn, so that a torn write leaves the other s
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.errors import StorageFailed
@@ -45,7 +46,7 @@ LAG_S: Final = 1.0
 
 
 class WatermarkFile:
-    """The open file. Its methods block for some microseconds, `close` and `sync` longer; all raise
+    """The open file. Its methods block for some microseconds, and longer when they sync. They raise
     StorageFailed. Only one thread uses it at a time."""
 
     def __init__(
@@ -99,11 +100,13 @@ class WatermarkFile:
         self._sequence = sequence
         self._write(closed=True)
         self.sync()
-        os.close(self._file)
+        with suppress(OSError):  # the record is on disk already
+            os.close(self._file)
 
     def abandon(self) -> None:
         """Leave the last record as it is, as a kill would."""
-        os.close(self._file)
+        with suppress(OSError):
+            os.close(self._file)
 
     def _write(self, *, closed: bool = False) -> None:
         self._manifest = self._look_at_manifest()

@@ -85,7 +85,8 @@ class Acknowledger:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether too many acknowledgements are pending to request more messages."""
+        """Return whether so many acknowledgements are pending that the consumer must not request
+        more messages."""
         return self._tracker.is_behind
 
     @property
@@ -203,6 +204,9 @@ class Acknowledger:
     def _arm(self) -> None:
         """Schedule `_on_timer` for the next group."""
         send_at = self._tracker.timer_at()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if send_at is not None and self._connection is not None and not self._held:
             self._timer = self._loop.call_at(send_at, guarding(self._owner, self._on_timer))
 

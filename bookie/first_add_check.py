@@ -6,9 +6,9 @@ reads the metadata store, which may be slow or unreachable. Other ledgers and ot
 wait for it. So the adds of an unchecked ledger wait here, in the order of their arrival. After the
 check the service offers them to `Admission` again, in steps of SETTLED_BYTES. Each step is
 synchronous. A fence that arrived before the step was recorded first, so it stops the adds of the
-step. The result of the check is used for the first step only: before a later step, the collector
-may have deleted the ledger. Until the last step, the service takes no further frame of these
-streams, so the adds of a ledger keep their order.
+step. A refusal is the result for all steps. An OK is used for the first step only: before a later
+step, the collector may have deleted the ledger. Until the last step, the service takes no further
+frame of these streams, so the adds of a ledger keep their order.
 
 The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
 "unknown".

@@ -1,8 +1,8 @@
 """Runs of SEND_RECEIPTs, written and read without protobuf: a broker sends one for every entry.
 
-Consecutive receipts of a producer differ only in the lowest seven bits of the sequence id and of
-the entry id. The bytes around them stay the same for tens of receipts. So this module encodes them
-once, and compares them, as three pieces:
+Consecutive receipts of messages that were sent singly differ only in the lowest seven bits of the
+sequence id and of the entry id. The bytes around them stay the same for tens of receipts. So this
+module encodes them once, and compares them, as three pieces:
 
     before | low byte of the sequence id | between | low byte of the entry id | behind
 """
@@ -54,8 +54,8 @@ def send_receipt_frames(
 
 
 def is_receipt(buffer: bytes | memoryview, at: int) -> bool:
-    """Return whether the frame whose total is at `at` is a SEND_RECEIPT as clients and brokers
-    encode it, with type and body only."""
+    """Return whether the frame that begins at `at` is a SEND_RECEIPT as clients and brokers encode
+    it, with type and body only."""
     return buffer[at + 8 : at + 11] == _RECEIPT
 
 

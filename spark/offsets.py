@@ -12,8 +12,8 @@ has read, as far as sizes are known. The difference of two positions gives rows 
 
 `from` holds the position at which a topic begins in this batch, if the preceding offsets do not
 have this position. These are all topics of the first batch, new topics, and topics whose next
-messages were lost. So Spark can repeat a batch from the checkpoint alone, even after the topic was
-trimmed.
+messages were lost. So the checkpoint alone gives both ends of a batch that Spark repeats, even
+after the topic was trimmed.
 
 `tasks` holds the options by which the batch that ends here was divided into tasks. A sink that
 writes exactly once needs the same tasks when the batch is repeated, even if the options were
@@ -115,5 +115,5 @@ def _parse_tasks(tasks: Any) -> tuple[int, int] | None:
         or len(tasks) != 2
         or not all(type(part) is int and part > 0 for part in tasks)
     ):
-        raise InvalidOffsets(f"{tasks!r} is not [bytes, most] of tasks")
+        raise InvalidOffsets(f"tasks: {tasks!r} is not [bytes, most], two positive integers")
     return tasks[0], tasks[1]

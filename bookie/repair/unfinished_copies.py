@@ -1,4 +1,4 @@
-"""UnfinishedCopies: copies for new members that failed; a retry continues them. Pure.
+"""UnfinishedCopies: failed copies of entries to new members. A retry continues the copy. Pure.
 
 The metadata does not name the new member yet. So its collector may delete the copied entries while
 no repair holds the ledger's lock. Before a retry continues, it asks the bookie which of the entries

@@ -3,7 +3,8 @@ requests.
 
 A watch has one task, which sends one message after the other, at most one in GATHER_S. The next
 message holds all changes that happen while a message is sent, so a slow client needs no queue. For
-each topic, a message holds the last ledger that the client knows and all newer ledgers.
+each topic, a message holds the last ledger that the client knows and all newer ledgers, or all
+ledgers of a topic that was created again.
 
 A watch follows the log of each of its open topics, and the broker's TopicChanges. A watch does not
 open a topic, unless the topic's last ledger must be recovered (log/closed.py): no message is

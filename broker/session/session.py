@@ -30,8 +30,9 @@ The states of a producer or consumer id:
                                          +---> CLOSING <---+ --opened, failed, closed--> (unknown)
 
 An id whose opening fails becomes unknown, too. SENDs can be under way to a producer that either
-side has closed. The machine drops these SENDs. If the broker closed the producer, the client sends
-them again after its reconnect. A SEND for an id that was never open ends the connection.
+side has closed, or whose opening fails. The machine drops these SENDs. If the broker closed the
+producer, the client sends them again after its reconnect. A SEND for any other id that is not open
+ends the connection.
 
 Invariants (see `check`):
     1. Before the client is connected no id exists and no request is under way.
@@ -117,7 +118,7 @@ class Rule:
     """The treatment of commands of one type."""
 
     admission: Admission
-    request: bool  # False: a notice, without an answer of its own
+    request: bool  # False: a notice; the machine does not count it, and expects no answer to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,8 @@ class Session:
             # the consumer's entries again.
             if self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN:
                 return [Carry(command)]
-            is_answered = command.type == Type.NEGATIVE_ACK  # the client waits for the answer
+            # The handler of this notice answers, and the client waits for the answer.
+            is_answered = command.type == Type.NEGATIVE_ACK
             return [_not_open(command)] if is_answered else []
         return self._answer(command, rule.admission)
 

@@ -109,8 +109,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, iterator, query, int(batch), sink)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Note the batch at its topics, before Spark notes it in the checkpoint. Raises
-        WriteRefused, WriteStalled."""
+        """Publish the note of the batch to its topics, before Spark records the batch in the
+        checkpoint. Raises WriteRefused, WriteStalled."""
         tasks = [message for message in messages if isinstance(message, Written)]
         if any(task.digests for task in tasks):
             from magnetar.spark.sink.notes import joined, note_batch

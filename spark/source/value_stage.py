@@ -110,7 +110,8 @@ class ValueStage:
         if bad and self._mode is Mode.FAILFAST:
             row = min(bad)
             ledger, entry, index = place_of(row)
-            raise BadRecord(topic, ledger, entry, f"message {index} of the entry: {bad[row]}")
+            why = f"message {max(index, 0)} of the entry: {bad[row]}"
+            raise BadRecord(topic, ledger, entry, why)
         if bad:
             sound = np.ones(batch.num_rows, dtype=bool)
             sound[list(bad)] = False
@@ -135,7 +136,7 @@ class ValueStage:
             log.warning(
                 "%d of %d records dropped while reading topic %s (mode dropmalformed); the first"
                 " one is message %d of entry %d:%d: %s",
-                *(len(bad), batch.num_rows, topic, index, ledger, entry, bad[row]),
+                *(len(bad), batch.num_rows, topic, max(index, 0), ledger, entry, bad[row]),
             )
             whole = whole.filter(pa.array(sound))
         return whole

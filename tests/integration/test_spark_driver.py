@@ -683,6 +683,14 @@ def test_bad_records_fail_the_query_and_are_named(service: Service, flights: str
         rows_of(service, flights, **JSON)
 
 
+def test_a_bad_record_outside_of_a_batch_is_message_0_of_its_entry(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    client.create_producer(topic, batching_enabled=False).send(BAD)
+    with pytest.raises(BadRecord, match="message 0 of the entry: JSON"):
+        rows_of(service, topic, **JSON)
+
+
 def test_bad_records_are_null_and_say_why(service: Service, flights: str) -> None:
     rows = rows_of(service, flights, "value __corrupt __error", mode="permissive", **JSON)
     assert [row["value"] and row["value"]["id"] for row in rows] == [1, 2, None, 4, 5]
@@ -728,6 +736,11 @@ def test_bad_records_go_to_the_dead_letter_topic(
     assert not reader.has_message_available()
     assert rows_of(service, flights, "__index", **given)[2]["__index"] == 2  # nothing is decoded
     assert not reader.has_message_available()
+    single = client.create_producer(flights, batching_enabled=False).send(BAD)
+    rows_of(service, flights, "value", **given)
+    reader.read_next(10_000)  # the letter of the first bad record again
+    origin = reader.read_next(10_000).properties()["ORIGIN_MESSAGE_ID"]
+    assert origin == f"{single.ledger_id()}:{single.entry_id()}:-1"
     nowhere = given | {"deadLetterTopic": "public/missing/letters"}
     with pytest.raises(WriteRefused, match="public/missing"):
         rows_of(service, flights, **nowhere)

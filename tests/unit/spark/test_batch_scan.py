@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import Compression
 from magnetar.protos.entry import with_broker_metadata
-from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch, encode_message
 from magnetar.protos.names import TopicName
 from magnetar.spark.batch_scan import MESSAGES_MIN, scan
 from magnetar.spark.decode import Rows
@@ -83,6 +83,15 @@ def test_scanned_entries_have_the_rows_of_plain_ones(seed: int) -> None:
         assert place_of(0) == single.places()(0)
     assert together.take().equals(expected)
     assert single.take().equals(expected)
+
+
+def test_only_messages_of_batches_have_a_batch_index() -> None:
+    batch = [OutgoingMessage(b"v", n) for n in range(2)]
+    single = b"".join(encode_message(batch[0], HEADER))
+    rows = Rows(NAMES, TOPIC, EarlierEntries())
+    rows.add(7, 0, with_broker_metadata(single, broker_timestamp_ms=5, index=0))
+    rows.add(7, 1, entry_of(batch, 2))
+    assert list(map(rows.places(), range(3))) == [(7, 0, -1), (7, 1, 0), (7, 1, 1)]
 
 
 def test_large_metadata_and_damage_are_left_to_the_plain_decoder() -> None:

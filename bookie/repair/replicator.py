@@ -411,6 +411,10 @@ class Replicator:
             if following > first:
                 copy = UnfinishedCopy(segment, target, following, target_fails)
                 self._unfinished.keep(ledger, first, seat, copy)
+            elif target_fails and before is not None and before.target == target:
+                # If it cannot be reached, it may still have the entries.
+                copy = replace(before, target_fails=True)
+                self._unfinished.keep(ledger, first, seat, copy)
         return target, progress.copied_bytes
 
     async def _target(

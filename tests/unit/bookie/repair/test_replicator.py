@@ -332,6 +332,43 @@ async def test_another_target_takes_over_from_one_that_makes_no_progress() -> No
         check_whole(nodes, after)
 
 
+async def test_another_target_takes_over_from_one_that_cannot_be_reached_any_more() -> None:
+    async with bookie_cluster(5) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        dead = nodes.bookie(before.segments[0].members[0])
+        spares = [b for b in nodes.bookies if b.member not in before.segments[0].members]
+        await lose(nodes, dead)
+        for spare in spares:
+            count_copies(spare, refused=15)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: replicator.counts.repairs_failed >= 1, deadline_s=300)
+            (target,) = (spare for spare in spares if spare.entries(before.ledger))
+            (other,) = (spare for spare in spares if spare is not target)
+            target.kill()  # it stays listed
+            count_copies(other)
+            await repaired(nodes, before.ledger, within_s=700)
+        after = await metadata_of(nodes, before.ledger)
+        assert after.segments[0].members[0] == other.member
+        check_whole(nodes, after)
+
+
+async def test_a_lone_spare_that_can_be_reached_again_continues_its_copy() -> None:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
+        before, dead, spare = await one_lost(nodes, ledgers)
+        count_copies(spare, refused=15)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: replicator.counts.repairs_failed >= 1, deadline_s=300)
+            spare.kill()  # it stays listed
+            await wait_until(lambda: replicator.counts.repairs_failed >= 4, deadline_s=300)
+            received = count_copies(spare)
+            spare.restart()
+            await repaired(nodes, before.ledger, within_s=700)
+        assert received == list(range(12, 20))
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
+
+
 async def test_a_repair_that_failed_during_membership_changes_is_retried_soon() -> None:
     """Each change of the list of bookies starts a new attempt. The failures of these attempts must
     not add up to a pause of minutes."""

@@ -4,7 +4,8 @@ Spark asks an idle source 100 times a second for new data. The source answers wi
 broker. The owners of the topics push new positions (position_watch.py), and a broker pushes the
 list of topics (topic_watch.py). The driver polls topics whose owners push nothing, at most once in
 `pollIntervalMs`. If no broker pushes the list of topics, the driver asks for the list once in
-`discoveryIntervalMs`. The query fails when no poll has succeeded for `readTimeoutMs`.
+`discoveryIntervalMs`. The query fails when polls have failed for
+`readTimeoutMs`, counted from the first failed poll after a successful one.
 
 With the option `subscription`, the driver moves the subscription to the position that Spark has
 committed. Spark passes this position to `latest`, as the end of the last committed batch, and to

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     )
 
 TOPICS_MAX: Final = 1_000
-"""The limit of topics of one source that have a series each: the topics that are furthest behind.
-The series OTHERS is the sum of the other topics. A thousand topics are about 150 kB a scrape."""
+"""At most this many topics of a source have a series: those furthest behind. The series OTHERS is
+the sum of the other topics. A thousand topics are about 150 kB a scrape."""
 OTHERS: Final = "others"
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
-"""Spark gives the directory of rows without a value this value, and reads it as null."""
+"""Spark's name for the directory of rows whose value is null."""
 
 
 class PartitionBy(StrEnum):
@@ -123,7 +123,8 @@ def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:
         case PartitionBy.EVENT_DATE:
             return {"event_date": F.to_date("__eventTime")}
         case PartitionBy.KEY:
-            # A message whose key cannot be the value of a directory is with those without a key.
+            # A message whose key cannot be the value of a directory is stored with the messages
+            # without a key.
             can_be = ~key_column().isin("", NO_VALUE)
             return {"key": F.when(can_be, key_column())}
         case PartitionBy.NONE:

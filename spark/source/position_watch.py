@@ -32,9 +32,9 @@ STREAMS_MAX: Final = 32
 polled."""
 
 STREAMS_SPARE: Final = 3
-"""How many more streams to one broker may be open than its topics need. Each time that topics are
-new, they get a stream of their own. When one more stream would exceed this limit, the driver closes
-all streams to the broker and opens as few as its topics need."""
+"""How many more streams to one broker may be open than its topics need. Topics that appear later
+get a stream of their own. When one more stream would exceed this limit, the driver closes all
+streams to the broker and opens as few as its topics need."""
 
 log = logging.getLogger(__name__)
 

@@ -51,6 +51,8 @@ _READ: Final = f"{_SERVICE}ReadRange"
 
 Reply = TypeVar("Reply", bound="Message")
 
+Greeting: TypeAlias = "tuple[tuple[str, bytes], ...]"
+
 Pushes: TypeAlias = "tuple[Iterator[Reply], Callable[[], object]]"
 """An iterator over the messages that a broker pushes, and a function that ends the pushes. The
 iterator blocks, so read it in a thread of its own. It raises BrokerLost, BrokerRefused."""
@@ -160,16 +162,17 @@ def find_entries(
 
     Returns an answer or an error for each request.
     """
-
-    def ask(one: tuple[str, pb.FindEntryRequest]) -> pb.FindEntryReply | BrokerLost | BrokerRefused:
-        broker, request = one
-        try:
-            return _ask(access, broker, f"{_SERVICE}FindEntry", request, pb.FindEntryReply)
-        except (BrokerLost, BrokerRefused) as error:
-            return error
-
-    with ThreadPoolExecutor(len(asks)) as threads:
-        return list(threads.map(ask, asks))
+    replies = _find_once(access, asks)
+    refused = {
+        at: reply
+        for at, reply in enumerate(replies)
+        if isinstance(reply, BrokerRefused) and reply.name == NOT_AUTHENTICATED
+    }
+    if refused and renews_credentials(access, next(iter(refused.values()))):
+        again = _find_once(access, [asks[at] for at in refused])
+        for at, reply in zip(refused, again, strict=True):
+            replies[at] = reply
+    return replies
 
 
 def hold_topics(access: Access, broker: str, request: pb.HoldTopicsRequest) -> list[pb.HeldTopic]:
@@ -230,22 +233,47 @@ def _as_many(broker: str, answers: Sequence[Reply], count: int) -> list[Reply]:
     return list(answers)
 
 
+def _find_once(
+    access: Access, asks: Sequence[tuple[str, pb.FindEntryRequest]]
+) -> list[pb.FindEntryReply | BrokerLost | BrokerRefused]:
+    try:
+        greeting = _greeting(access)  # one for all threads: it may cost a request for a token
+    except BrokerLost as error:
+        return [error] * len(asks)
+
+    def ask(one: tuple[str, pb.FindEntryRequest]) -> pb.FindEntryReply | BrokerLost | BrokerRefused:
+        broker, request = one
+        method = f"{_SERVICE}FindEntry"
+        try:
+            return _ask_once(access, broker, method, request, pb.FindEntryReply, greeting)
+        except (BrokerLost, BrokerRefused) as error:
+            return error
+
+    with ThreadPoolExecutor(len(asks)) as threads:
+        return list(threads.map(ask, asks))
+
+
 def _ask(access: Access, broker: str, method: str, request: Message, reply: type[Reply]) -> Reply:
     try:
-        return _ask_once(access, broker, method, request, reply)
+        return _ask_once(access, broker, method, request, reply, _greeting(access))
     except BrokerRefused as error:
         if not renews_credentials(access, error):
             raise
-    return _ask_once(access, broker, method, request, reply)
+    return _ask_once(access, broker, method, request, reply, _greeting(access))
 
 
 def _ask_once(
-    access: Access, broker: str, method: str, request: Message, reply: type[Reply]
+    access: Access,
+    broker: str,
+    method: str,
+    request: Message,
+    reply: type[Reply],
+    greeting: Greeting,
 ) -> Reply:
     ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = _channel(access, broker).unary_unary(method)
-    message, metadata = request.SerializeToString(), _greeting(access)
+    message = request.SerializeToString()
     try:
-        return reply.FromString(ask(message, metadata=metadata, timeout=SILENCE_S_MAX))
+        return reply.FromString(ask(message, metadata=greeting, timeout=SILENCE_S_MAX))
     except grpc.RpcError as error:
         raise _failure(error, broker) from None
     except DecodeError as error:
@@ -364,7 +392,7 @@ def _new_channel(access: Access, broker: str) -> grpc.Channel:
     return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
 
 
-def _greeting(access: Access) -> tuple[tuple[str, bytes], ...]:
+def _greeting(access: Access) -> Greeting:
     """Return the metadata of a call: the credentials. Raises BrokerLost if the client cannot get
     the credentials now."""
     authentication = access.authentication()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,8 +17,11 @@ from fakes.range_server import RangeServer, Topic, serving
 from support import wait_for
 
 from magnetar.broker.session.access import Accepted, AllowAll, Credentials, Outcome, Refused
-from magnetar.spark.access import PARAMS, PLUGIN
+from magnetar.protos import broker_pb2 as pb
+from magnetar.runtime.grpc_frames import GREETING_KEY
+from magnetar.spark.access import PARAMS, PLUGIN, Access
 from magnetar.spark.errors import InvalidOption, ReadRefused, ReadStalled, WriteRefused
+from magnetar.spark.range_client import find_entries
 from magnetar.spark.sink.identity import Identity
 from magnetar.spark.sink.notes import note_batch
 from magnetar.spark.sink.options import parse_options as parse_write_options
@@ -175,6 +179,41 @@ def _latest(driver: StreamDriver, start: dict[str, Any]) -> dict[str, Any]:
 def _pushes(driver: StreamDriver, start: dict[str, Any]) -> bool:
     _latest(driver, start)
     return bool(driver._pushed)
+
+
+class Counted:
+    """Counts the requests for a token. After a refusal, the token is another one."""
+
+    method = "token"
+    token = b"old"
+    requests = 0
+
+    async def data(self) -> bytes:
+        self.requests += 1
+        return self.token
+
+    def on_refused(self) -> None:
+        self.token = b"new"
+
+
+def test_calls_at_the_same_time_get_their_credentials_with_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    credentials = Counted()
+    monkeypatch.setattr(Access, "authentication", lambda _: SimpleNamespace(auth=credentials))
+
+    def admit(call: grpc.ServicerContext) -> None:
+        if b"new" not in dict(call.invocation_metadata())[GREETING_KEY]:
+            call.abort(grpc.StatusCode.ABORTED, "NotAuthenticated: the token is too old")
+
+    topic = Topic()
+    for _ in range(4):
+        topic.add_batch(3, b"one")
+    with serving(RangeServer(topic, before_entry=admit)) as server:
+        asks = [(server.url, pb.FindEntryRequest(topic=TOPIC, index=at)) for at in range(4)]
+        replies = find_entries(Access(), asks)
+    assert [it.entry for it in replies if isinstance(it, pb.FindEntryReply)] == [0, 1, 2, 3]
+    assert credentials.requests == 2  # one before the refusals, one after them
 
 
 def test_a_source_over_tls_never_calls_a_broker_without_it() -> None:

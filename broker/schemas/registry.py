@@ -12,9 +12,12 @@ deleted with the topic, or by a forced deletion.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from magnetar.broker.errors import IncompatibleSchema, NoSchema, TooManySchemas
 from magnetar.broker.schemas.compatibility import for_consumer, require_compatible, to_compare
@@ -59,6 +62,11 @@ RECORDS_MAX: Final = 16
 """The maximum number of records that are read or written at the same time; further calls wait. The
 limit bounds the memory: a request of only 60 bytes loads a record of up to 1,000 KiB."""
 
+ACCEPTED_MAX: Final = 10_000
+"""The maximum number of accepted consumers' schemas that are remembered, some 150 bytes each. To
+compare a schema with all versions of a topic can take a second, and many consumers of a topic can
+connect at once."""
+
 T = TypeVar("T")
 
 
@@ -85,6 +93,8 @@ class SchemaRegistry:
         self._clock = clock
         self._records = asyncio.Semaphore(RECORDS_MAX)
         self._turn = asyncio.Lock()
+        self._accepted: OrderedDict[bytes, None] = OrderedDict()  # keyed by `_digest`; LRU
+        self._checks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def parsed(
         self, kind: int, data: bytes, name: str, properties: Mapping[str, str]
@@ -167,7 +177,18 @@ class SchemaRegistry:
         others = [
             it for it in to_compare(versions, strategy) if it.fingerprint != schema.fingerprint
         ]
-        await self._require_compatible(others, schema, strategy)
+        if not others:
+            return
+        key = _digest(others, schema, strategy)
+        # Of the consumers that connect at once, one compares, and the others wait for its result.
+        lock = self._checks.setdefault(key, asyncio.Lock())
+        async with lock:
+            if key not in self._accepted:
+                await self._require_compatible(others, schema, strategy)
+                self._accepted[key] = None
+            self._accepted.move_to_end(key)
+            if len(self._accepted) > ACCEPTED_MAX:
+                self._accepted.popitem(last=False)
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
         """Delete the schema, which adds a mark to the record. Returns the version number of the
@@ -350,6 +371,18 @@ def _version_in(record: SchemaRecord, version: int | None) -> SchemaVersion | No
 
 def _equal(versions: Sequence[SchemaVersion], schema: Schema) -> int | None:
     return next((it.version for it in versions if it.fingerprint == schema.fingerprint), None)
+
+
+def _digest(
+    versions: Sequence[SchemaVersion], schema: Schema, strategy: SchemaCompatibility
+) -> bytes:
+    """A hash of all that decides a comparison. The fingerprints do not: they leave out aliases."""
+    found = hashlib.sha256(strategy.name.encode())
+    for it in (schema, *map(of_version, versions)):
+        properties = sorted(it.properties.items())
+        found.update(f" {it.type.name} {properties} {len(it.data)} ".encode())
+        found.update(it.data)
+    return found.digest()
 
 
 def _decoded(value: bytes | None) -> SchemaRecord:

@@ -14,6 +14,7 @@ from support import settle, wait_until
 
 from magnetar.broker.errors import IncompatibleSchema, NoSchema, TooManySchemas
 from magnetar.broker.schemas import registry as module
+from magnetar.broker.schemas.compatibility import require_compatible
 from magnetar.broker.schemas.registry import (
     SchemaRegistry,
     SchemaRules,
@@ -201,6 +202,61 @@ async def test_a_consumer_with_the_newest_version_must_read_all_if_transitive() 
     every = SchemaRules(Strategy.BACKWARD_TRANSITIVE, auto_update=True, validation=False)
     with pytest.raises(IncompatibleSchema, match="field b of R has no default"):
         await admit_consumer(registry, TOPIC, newest, every, in_use=True)
+
+
+async def test_equal_consumers_of_a_transitive_topic_share_one_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a failover, hundreds of consumers would wait for each other's comparisons."""
+    cluster = ClusterState()
+    registry = registry_in(cluster)
+    for number in range(5):
+        await registry.put(TOPIC, schema(f"f{number}"), Strategy.FULL)
+    every = SchemaRules(Strategy.FULL_TRANSITIVE, auto_update=True, validation=False)
+    compared = 0
+
+    def counted(new: Schema, earlier: Schema, strategy: Strategy) -> None:
+        nonlocal compared
+        compared += 1
+        require_compatible(new, earlier, strategy)
+
+    async def compared_for(*consumers: Schema, rules: SchemaRules = every) -> int:
+        nonlocal compared
+        compared = 0
+        async with asyncio.TaskGroup() as group:
+            for it in consumers:
+                group.create_task(admit_consumer(registry, TOPIC, it, rules, in_use=True))
+        return compared
+
+    monkeypatch.setattr(module, "require_compatible", counted)
+    mine, other = schema("mine"), schema("other")
+    assert await compared_for(*[mine] * 20) == 5
+    assert await compared_for(mine, other, mine) == 5, "only the other one"
+    await registry.put(TOPIC, schema("f5"), Strategy.FULL)
+    assert await compared_for(mine) == 6, "the topic has a new version"
+    backward = SchemaRules(Strategy.BACKWARD_TRANSITIVE, auto_update=True, validation=False)
+    assert await compared_for(mine, rules=backward) == 6, "the strategy is another one"
+    monkeypatch.setattr(module, "ACCEPTED_MAX", 1)
+    registry = registry_in(cluster)
+    assert [await compared_for(it) for it in (mine, mine, other, mine)] == [6, 0, 6, 6]
+    assert (len(registry._accepted), len(registry._checks)) == (1, 0)
+
+
+async def test_an_accepted_consumer_does_not_admit_one_that_differs_only_in_aliases() -> None:
+    registry = registry_in(ClusterState())
+    await registry.put(TOPIC, schema(required=("old",)), Strategy.FULL)
+
+    def renamed(*aliases: str) -> Schema:
+        fields = [{"name": "new", "type": "string", "aliases": aliases}]
+        tree = {"type": "record", "name": "R", "fields": fields}
+        return parse(SchemaType.AVRO, json.dumps(tree).encode(), "R", {})
+
+    backward = SchemaRules(Strategy.BACKWARD, auto_update=True, validation=False)
+    assert renamed("old").fingerprint == renamed().fingerprint
+    await admit_consumer(registry, TOPIC, renamed("old"), backward, in_use=True)
+    for _ in range(2):
+        with pytest.raises(IncompatibleSchema, match="field new of R has no default"):
+            await admit_consumer(registry, TOPIC, renamed(), backward, in_use=True)
 
 
 @pytest.mark.real_loop

@@ -284,12 +284,17 @@ class SchemaRegistry:
             await self._turn.acquire()
             running = asyncio.get_running_loop().run_in_executor(None, work)
             # A thread does not end when its caller is cancelled, for example by a disconnection.
-            running.add_done_callback(lambda _: self._turn.release())
+            running.add_done_callback(self._end_turn)
             return await asyncio.shield(running)
         async with self._turn:
             found = work()
             await asyncio.sleep(0)
             return found
+
+    def _end_turn(self, ended: asyncio.Future[T]) -> None:
+        self._turn.release()
+        if not ended.cancelled():
+            ended.exception()  # if the caller was cancelled, nobody else reads it
 
 
 async def admit_producer(

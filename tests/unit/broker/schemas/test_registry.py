@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from contextlib import contextmanager
@@ -281,6 +282,29 @@ async def test_a_cancelled_comparison_keeps_its_turn_until_its_thread_ends() -> 
         assert not any(it.done() for it in following)
         end.set()
     assert [it.result() for it in following] == [7, 7]
+
+
+@pytest.mark.real_loop
+async def test_an_abandoned_comparison_that_fails_is_no_stray_error() -> None:
+    registry = registry_in(ClusterState())
+    begun, end = threading.Event(), threading.Event()
+    strays: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, stray: strays.append(stray))
+
+    def refuse() -> None:
+        begun.set()
+        end.wait(10)
+        raise IncompatibleSchema("the client has left")
+
+    async with asyncio.TaskGroup() as group:
+        leaving = group.create_task(registry._in_turn(refuse, inline=False))
+        await wait_until(begun.is_set)
+        leaving.cancel()
+    del leaving
+    end.set()
+    await registry._in_turn(lambda: None, inline=False)
+    gc.collect()
+    assert strays == []
 
 
 async def test_with_always_compatible_a_topic_of_bytes_admits_consumers_with_a_schema() -> None:

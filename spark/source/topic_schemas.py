@@ -5,17 +5,21 @@ the version with which the message was written.
 
 Fields are matched by name, as in the rules of Avro. A field that a message lacks is null. A field
 that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
-executor process asks for each version that it meets, and keeps the answer for messages of the same
-read and the same ledger. If a topic is deleted and created again, the same number is the version of
-another schema. The new topic has other ledgers.
+executor process asks for each version that it meets, once for each read and ledger. If a topic is
+deleted and created again, the same number is the version of another schema. The new topic has other
+ledgers. The process parses equal schemas once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import sys
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql.types import BinaryType, StringType
 
@@ -43,12 +47,21 @@ if TYPE_CHECKING:
     from magnetar.spark.source.options import ReadOptions
 
     Decode = Callable[[pa.Array], pa.Array]
+    Content = tuple[bytes, SchemaType | None, bytes]  # version, type, digest; None: no schema
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 TOPICS_MAX: Final = 1_000
 """Topics whose newest schemas `load()` asks for. Each is a call of some milliseconds."""
 
-VERSIONS_MAX: Final = 1_000
-"""Versions that a process keeps. Beyond this number it forgets the one that it has kept longest."""
+ANSWERS_MAX: Final = 20_000
+"""Answers that a process keeps, one for each read, ledger and version: some 300 bytes each. Beyond
+this number it forgets the one that it has not used for longest, and asks again."""
+
+SCHEMAS_MAX: Final = 1_000
+"""Parsed schemas that a process keeps. Beyond this number it forgets the one that it has not used
+for longest, and asks again."""
 
 ASKED_AT_ONCE: Final = 32
 
@@ -159,7 +172,8 @@ def _guarded(writer: Writer, kind: pa.DataType) -> Decode | None:
 # The state of this process. Spark forks its workers before they load this module, so each worker
 # has a state of its own.
 
-_known: dict[tuple[object, ...], Writer | str] = {}  # str: the reason why there is no Writer
+_answers: OrderedDict[tuple[object, ...], Content] = OrderedDict()  # the last used is the last
+_writers: OrderedDict[Content, Writer | str] = OrderedDict()  # str: why there is no Writer
 _lock = threading.Lock()
 
 
@@ -169,22 +183,44 @@ def _writer(options: ReadOptions, topic: str, version: bytes, ledger: int) -> Wr
         return BYTES
     if len(version) != VERSION_BYTES:
         raise ValueError(f"a schema version has {VERSION_BYTES} bytes, not {len(version)}")
-    key = options.read_id, options.access, options.brokers, topic, version, ledger
+    read = _shared((options.read_id, options.access, options.brokers))
+    key = read, sys.intern(topic), version, ledger
     with _lock:
-        found = _known.get(key)
-        if found is None:
-            found = _found(options, topic, version)
-            while len(_known) >= VERSIONS_MAX:
-                del _known[next(iter(_known))]
-            _known[key] = found
+        content = _answers.get(key)
+        found = None if content is None else _writers.get(content)
+        if content is None or found is None:
+            [info] = _asked(options, [(topic, version)])
+            content = _content(version, info)
+            found = _writers.get(content) or _found(version, info)
+        _keep(_answers, key, content, ANSWERS_MAX)
+        _keep(_writers, content, found, SCHEMAS_MAX)
     if isinstance(found, str):
         raise ValueError(found)
     return found
 
 
-def _found(options: ReadOptions, topic: str, version: bytes) -> Writer | str:
+@lru_cache(maxsize=16)
+def _shared(read: tuple[object, ...]) -> tuple[object, ...]:
+    """The same object for equal values: each task has options of its own."""
+    return read
+
+
+def _keep(kept: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
+    """Add an item, or make it the last used one."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > limit:
+        kept.popitem(last=False)
+
+
+def _content(version: bytes, info: SchemaInfo | None) -> Content:
+    if info is None:
+        return version, None, b""
+    return version, info.schema_type(), hashlib.sha256(info.data()).digest()
+
+
+def _found(version: bytes, info: SchemaInfo | None) -> Writer | str:
     number = int.from_bytes(version, "big")
-    [info] = _asked(options, [(topic, version)])
     if info is None:
         return f"the topic has no version {number} of a schema"
     try:

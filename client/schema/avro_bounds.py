@@ -110,7 +110,7 @@ class _Types:
         if not isinstance(kind, str):
             return self.of(kind)
         is_decimal = tree.get("logicalType") == "decimal"
-        made = _Type(kind, size=tree.get("size", 0), is_decimal=is_decimal)
+        made = _Type(kind, size=_fixed_size(tree), is_decimal=is_decimal)
         if kind in ("record", "error", "enum", "fixed"):
             self._named[tree["name"]] = made
         match kind:
@@ -158,6 +158,13 @@ class _Types:
             record.levels += inner.levels
             record.empties += inner.empties
             record.height = max(record.height, 1 + inner.height)
+
+
+def _fixed_size(tree: dict[str, Any]) -> int:
+    size = tree.get("size") if tree["type"] == "fixed" else 0
+    if type(size) is not int or size < 0:  # fastavro does not check it
+        raise ValueError(f"a fixed type has the size {size!r}")
+    return size
 
 
 def _leaf(made: _Type) -> _Type:

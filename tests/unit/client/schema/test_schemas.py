@@ -305,7 +305,6 @@ HOSTILE = {
         },
         HUGE,
     ),
-    "an array of floats": with_field({"type": "array", "items": "float"}, HUGE),
     "nulls within records": with_field(
         {"type": "array", "items": within_records("null", 50)}, b"\xa0\x9c\x01" + bytes(1)
     ),
@@ -313,6 +312,12 @@ HOSTILE = {
         {"type": "record", "name": "S", "fields": [{"name": "s", "type": "S"}]}, b""
     ),
 }
+
+
+FIXED = {"type": "fixed", "name": "F", "size": 4}
+ARRAYS = [
+    with_field({"type": "array", "items": it}, HUGE) for it in ("float", "boolean", "double", FIXED)
+]
 
 
 def decode_in_a_process(program: str) -> str:
@@ -325,27 +330,31 @@ def decode_in_a_process(program: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize(
+    "payloads", [*([it] for it in HOSTILE.values()), ARRAYS], ids=[*HOSTILE, "arrays of fixed size"]
+)
 @pytest.mark.parametrize("reads", ["the field", "another field"])
-def test_hostile_payloads_neither_end_nor_hold_the_process(case: str, reads: str) -> None:
-    writer, payload = HOSTILE[case]
-    reader = writer if reads == "the field" else {**writer, "fields": writer["fields"][:1]}
-    program = (
-        f"writer, reader = {writer!r}, {reader!r}\n"
-        "schema = AvroSchema(None, schema_definition=reader)\n"
-        "info = SchemaInfo(SchemaType.AVRO, '', json.dumps(writer))\n"
-        f"try: schema.decoder_of(info)({payload!r})\n"
-        "except ValueError as error: print('refused', error)\n"
-    )
-    assert decode_in_a_process(program).startswith("refused")
+def test_hostile_payloads_neither_end_nor_hold_the_process(
+    payloads: list[tuple[Any, bytes]], reads: str
+) -> None:
+    program = ""
+    for writer, payload in payloads:
+        reader = writer if reads == "the field" else {**writer, "fields": writer["fields"][:1]}
+        program += (
+            f"writer, reader = {writer!r}, {reader!r}\n"
+            "schema = AvroSchema(None, schema_definition=reader)\n"
+            "info = SchemaInfo(SchemaType.AVRO, '', json.dumps(writer))\n"
+            f"try: schema.decoder_of(info)({payload!r})\n"
+            "except ValueError as error: print('refused', error)\n"
+        )
+    said = decode_in_a_process(program).splitlines()
+    assert [it.split()[0] for it in said] == ["refused"] * len(payloads)
 
 
 PAIR = {**NONE, "fields": [{"name": name, "type": "double"} for name in "ab"]}
 SKIPPED = {
     "booleans": with_field({"type": "array", "items": "boolean"}, HUGE + bytes(9)),
-    "fixed": with_field(
-        {"type": "array", "items": {"type": "fixed", "name": "F", "size": 4}}, HUGE + bytes(9)
-    ),
+    "fixed": with_field({"type": "array", "items": FIXED}, HUGE + bytes(9)),
     "records of doubles": with_field({"type": "array", "items": PAIR}, HUGE),
     "records that double": with_field(
         [{**NONE, "name": "D0", "fields": [{"name": "f", "type": "float"}]}, *DOUBLED], b"\x62"
@@ -363,6 +372,15 @@ def test_values_that_are_skipped_end_with_the_payload(case: str) -> None:
     with pytest.raises(ValueError, match="ends within"):
         check(payload)
     assert payload_check(parsed, may_skip=False) is None
+
+
+@pytest.mark.parametrize("size", [-4, True, 4.0, "4", None])
+def test_a_fixed_type_whose_size_is_no_natural_number_is_refused(size: Any) -> None:
+    """With a negative size, the check would read the payload without end."""
+    writer, _ = with_field({"type": "array", "items": {**FIXED, "size": size}}, b"")
+    reader = ours.AvroSchema(None, schema_definition={**writer, "fields": writer["fields"][:1]})
+    with pytest.raises(ValueError, match="has the size"):
+        reader.decoder_of(ours.SchemaInfo(ours.SchemaType.AVRO, "", json.dumps(writer)))
 
 
 def test_a_reader_may_lack_a_field_of_floats() -> None:

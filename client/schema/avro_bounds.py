@@ -10,11 +10,12 @@
 The schema may come from a producer, if the broker finds it compatible. A type that allows such
 values may even be in a field that the consumer skips. If the schema has such a type, the check
 reads each payload in Python first, without creating values. For all other schemas no check is
-necessary, because each value takes a byte, and the schema bounds the depth. fastavro itself reaches
-DEPTH_MAX with a stack of less than 512 KB.
+necessary: each value takes a byte, fastavro notices the end of the payload there, and the schema
+bounds the depth. fastavro itself reaches DEPTH_MAX with a stack of less than 512 KB.
 
 The check takes a few steps for each byte. It counts values without bytes, but does not read them.
 Records that contain only one record with bytes count as one step, however deeply they are nested.
+So does a block of an array whose items all have one size.
 
 Pure.
 """
@@ -54,7 +55,8 @@ class _Type:
     kind: str
     parts: list[_Type] = field(default_factory=list)
     """Branches, one kind of items, or the fields that take bytes."""
-    size: int = 0  # the size of each value; 0: it varies, or the value takes no bytes
+    size: int = 0
+    """The size of each value. 0: it varies, or the value takes no bytes, or values in it do not."""
     is_decimal: bool = False
     empties: int = 0
     """The number of values without bytes in one value, without those in its parts."""
@@ -65,7 +67,7 @@ class _Type:
     blind: int = 0
     """The number of values that fastavro skips in one value without noticing the payload's end."""
     is_blind: bool = False
-    """Whether no byte of a value makes fastavro notice the end while it skips the value."""
+    """Whether fastavro can skip a whole value after the end without an error."""
 
     @property
     def is_empty(self) -> bool:
@@ -145,6 +147,8 @@ class _Types:
         record.parts = [it for it in fields if not it.is_empty]
         record.blind = sum(it.blind for it in record.parts)
         record.is_blind = all(it.is_blind for it in record.parts)
+        if all(it.size for it in fields):
+            record.size = sum(it.size for it in fields)
         record.levels = 1
         record.empties = sum(it.empties for it in empty)
         record.height = 1 + max((it.height for it in empty), default=0)

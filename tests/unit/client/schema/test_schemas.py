@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import magnetar.schema as ours
+from magnetar.client.schema import avro_bounds
 from magnetar.client.schema.avro_bounds import _Types, payload_check
 
 
@@ -372,6 +373,33 @@ def test_values_that_are_skipped_end_with_the_payload(case: str) -> None:
     with pytest.raises(ValueError, match="ends within"):
         check(payload)
     assert payload_check(parsed, may_skip=False) is None
+
+
+def test_an_array_of_records_of_a_fixed_size_is_one_step_of_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer whose schema only adds a field must not become slow."""
+    inner = {**PAIR, "name": "Inner", "fields": [*PAIR["fields"], {"name": "f", "type": FIXED}]}
+    fields = [{"name": "flag", "type": "boolean"}, {"name": "inner", "type": inner}]
+    items = {"type": "record", "name": "Items", "fields": fields}
+    schema = fastavro.parse_schema({"type": "array", "items": items})
+    check = payload_check(schema, may_skip=True)
+    assert check is not None
+    buffer = io.BytesIO()
+    item = {"flag": True, "inner": {"a": 0.5, "b": 1.5, "f": b"abcd"}}
+    fastavro.schemaless_writer(buffer, schema, [item] * 3_000)
+    leaves: list[str] = []
+    skip = avro_bounds._skip_leaf
+
+    def counted(data: bytes, at: int, found: Any) -> int:
+        leaves.append(found.kind)
+        return skip(data, at, found)
+
+    monkeypatch.setattr(avro_bounds, "_skip_leaf", counted)
+    check(buffer.getvalue())
+    assert leaves == ["boolean", "double", "double", "fixed"]
+    with pytest.raises(ValueError, match="ends within"):
+        check(buffer.getvalue()[:-2])
 
 
 @pytest.mark.parametrize("size", [-4, True, 4.0, "4", None])

@@ -5,7 +5,7 @@ that message. Pulsar requires only that the root message has the same name in al
 also compares the fields of all messages, by the rules of Protobuf's language guide ("Updating A
 Message Type"). A reader's schema fits a writer's schema if these rules hold:
 
-- The root messages have the same name. No other name counts: fields have the same number.
+- The root messages have the same name. Other names may differ: fields are matched by number.
 - A field that the reader requires is required by the writer, too. So BACKWARD refuses a new
   required field, and an optional field that becomes required. FORWARD refuses the opposite changes.
 - The two types of a field share an encoding: int32, int64, uint32, uint64, bool and enums; sint32
@@ -13,8 +13,8 @@ Message Type"). A reader's schema fits a writer's schema if these rules hold:
   that is too large is truncated. Other types only fit themselves: a group does not fit a message.
 - A numeric field of the reader is repeated if the writer packs it. Otherwise a field may be
   repeated on one side only: a reader of single values takes the last value.
-- If the reader knows several fields of the writer as one oneof, they are one oneof of the writer,
-  too. Otherwise the writer may set several fields, and the reader loses all but the last.
+- Fields that both sides have, and that share a oneof at the reader, share a oneof at the writer.
+  Otherwise the writer may set several fields, and the reader loses all but the last.
 - If the reader requires a field of a closed enum (of proto2), it knows all values of the writer. An
   unknown value would count as a missing field. For other fields an unknown value is no problem: a
   closed enum then has its default, and an open enum keeps the number.

@@ -172,7 +172,8 @@ class SchemaRegistry:
     ) -> None:
         """Raise IncompatibleSchema if the strategy does not allow a consumer with this schema. The
         consumer must be able to read the newest version, or all `versions` if the strategy is
-        BACKWARD_TRANSITIVE or FULL_TRANSITIVE."""
+        BACKWARD_TRANSITIVE or FULL_TRANSITIVE. With FULL_TRANSITIVE, each version must also be able
+        to read what the consumer's schema writes."""
         strategy = for_consumer(compatibility)
         others = [
             it for it in to_compare(versions, strategy) if it.fingerprint != schema.fingerprint

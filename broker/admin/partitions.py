@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from magnetar.broker.admin.forwarding import in_thread
-from magnetar.broker.admin.paths import encoded
+from magnetar.broker.admin.paths import encoded, split_end
 from magnetar.broker.admin.topics import REFUSALS, shown
 from magnetar.broker.calls import call_each
 from magnetar.broker.errors import IsPartitioned
@@ -246,7 +246,8 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
         receive: "Callable[[], Awaitable[Message]]",
         send: "Callable[[Message], Awaitable[None]]",
     ) -> None:
-        found = _ABOUT_ALL.fullmatch(scope["raw_path"].decode("latin-1"))
+        path, slash = split_end(scope)
+        found = _ABOUT_ALL.fullmatch(path)
         name = None if found is None else _partitioned_name(found)
         rest = "" if found is None else encoded(found[5])
         if name is None or _needs_no_record(broker, name, rest):
@@ -272,7 +273,8 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 if (method, rest) == ("PUT", "/unload"):
                     names = await broker.perhaps_open(names)
                 query = scope["query_string"]
-                answers = await _send_all(calls, method, names, rest, query, body)
+                # Without the slash, a partition would remove a slash before it.
+                answers = await _send_all(calls, method, names, rest + slash, query, body)
                 answer = _combined(names, answers)
         except OPERATING_ERRORS as error:
             answer = _refused(error)

@@ -55,11 +55,16 @@ def encoded(path: str) -> str:
     return "/".join(quote(unquote_plus(part), safe="") for part in path.split("/"))
 
 
+def split_end(scope: "Message") -> tuple[str, str]:
+    """Return the encoded path without the slash at its end, and this slash, or nothing."""
+    raw: str = scope["raw_path"].decode("latin-1")
+    path = raw.removesuffix("/")
+    return path, raw[len(path) :]
+
+
 def _routed(scope: "Message") -> str:
-    path: str = scope["path"]
-    raw = scope["raw_path"].decode("latin-1")
-    if raw.endswith("/"):
-        path, raw = path[:-1], raw[:-1]
+    raw, slash = split_end(scope)
+    path: str = scope["path"].removesuffix(slash)
     found = _OF_TOPIC.fullmatch(raw)
     if found is not None:
         above, topic, rest = unquote(found[1]), unquote_plus(found[2]), found[3] or ""

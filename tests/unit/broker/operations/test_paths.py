@@ -109,6 +109,57 @@ async def test_a_slash_at_the_end_has_no_meaning() -> None:
         assert "persistent://public/default/50%41" in topics
 
 
+@pytest.mark.parametrize("end", ["", "/", "//"])
+async def test_a_slash_at_the_end_does_not_pass_an_action_on_to_all_partitions(end: str) -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await admin.put(f"{T}/partitions", json=2)
+        await admin.put(f"{T}/subscription/s")
+        await client.produce("t-partition-0")
+        await client.publish()
+        receipt = await client.expect(pb.CommandSendReceipt)
+        last = {"ledgerId": receipt.message_id.ledgerId, "entryId": receipt.message_id.entryId}
+        refused = {
+            (method, path): await admin.request(
+                method, f"{T}/subscription/s/{path}{end}", json=body
+            )
+            for method, path, body in (
+                ("POST", "skip/1", None),
+                ("POST", "resetcursor", last),
+                ("POST", "expireMessages", last),
+                ("GET", "position/1", None),
+            )
+        }
+        stats = (await admin.get(f"{T}/partitioned-stats")).json()
+        assert stats["subscriptions"]["s"]["msgBacklog"] == 1
+        if end == "//":  # a name with a slash at its end, with which no action is chosen
+            assert all(400 <= answer.status_code < 500 for answer in refused.values())
+        else:
+            assert {answer.status_code for answer in refused.values()} == {405}
+            assert {answer.json()["error"] for answer in refused.values()} == {"IsPartitioned"}
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+async def test_a_slash_at_the_end_of_a_request_about_all_partitions(end: str) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await admin.put(f"{T}/partitions", json=2)
+        await admin.put(f"{T}/subscription/s")
+        none = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+        for method, path, status in (
+            ("POST", "subscription/s/expireMessages/5", 204),
+            ("POST", "all_subscription/expireMessages/5", 204),
+            ("DELETE", "truncate", 204),
+            ("PUT", "unload", 204),
+            ("POST", "terminate", 200),
+        ):
+            answer = await admin.request(method, f"{T}/{path}{end}")
+            assert answer.status_code == status, (path, answer.text)
+        assert answer.json() == {"0": none, "1": none}
+
+
 async def test_a_plus_sign_is_a_blank_as_in_paths_of_java_tools() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         assert (await admin.put("public/default/a+b%2Bc")).status_code == 204

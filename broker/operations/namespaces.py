@@ -33,17 +33,18 @@ from magnetar.metadata.errors import (
     NoNode,
     NotEmpty,
     OutcomeUnknown,
+    Unavailable,
 )
 from magnetar.metadata.model import NamespaceBundles
 from magnetar.metadata.policies import NamespaceRecord, Policies, TenantRecord
-from magnetar.metadata.store import ABSENT, KEEP, update
+from magnetar.metadata.store import ABSENT, KEEP, UPDATE_PAUSE_S, update
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from magnetar.broker.broker import Broker
-    from magnetar.metadata.store import Verdict
+    from magnetar.metadata.store import MetadataStore, Verdict, Versioned
 
 WRITE_TIMEOUT_S: Final = 10.0
 """Time limit of a change by compare-and-set, with its retries."""
@@ -180,28 +181,33 @@ async def create_namespace(
 ) -> None:
     """Create a namespace. `bundles` None: the number in the broker's settings. Raises
     TenantNotFound, NamespaceExists."""
-    store, path = broker.metadata, paths.namespace(name.tenant, name.namespace)
+    path = paths.namespace(name.tenant, name.namespace)
     record = NamespaceRecord(
         NamespaceBundles.divided(bundles or broker.namespace_bundles), policies
     )
     await tenant_record(broker, name.tenant)
     value = codec.encode_namespace(record)
-    try:
-        version = await store.put(path, value, expected=ABSENT)
-    except NodeExists:
-        raise NamespaceExists(str(name)) from None
-    except OutcomeUnknown:
-        await store.sync(path)
-        found = await store.get(path)
-        if found is None or found.value != value:
-            raise
-        version = found.version  # only the reply was lost
+    tried = False
+
+    def add(stored: bytes | None) -> bytes | Verdict:
+        nonlocal tried
+        if tried and stored == value:  # our write; its reply was lost
+            return KEEP
+        if stored is not None:
+            raise NamespaceExists(str(name))
+        tried = True
+        return value
+
+    written = await _update(broker, path, add)
     try:
         await _touch_tenant(broker, name.tenant)
     except TenantNotFound:  # the tenant was deleted meanwhile
+        assert written is not None  # `add` deletes nothing
         with suppress(BadVersion, NoNode):
-            await store.delete(path, expected=version)
+            await broker.metadata.delete(path, expected=written.version)
         raise
+    except Unavailable as error:  # only the tenant's record was not written
+        raise OutcomeUnknown(path, str(error)) from error
 
 
 async def change_namespace(
@@ -339,7 +345,23 @@ async def read(broker: Broker, path: str) -> bytes | None:
 
 async def _update(
     broker: Broker, path: str, change: Callable[[bytes | None], bytes | Verdict]
-) -> None:
+) -> Versioned | None:
+    """Call `update` after a sync, both with retries until WRITE_TIMEOUT_S has passed."""
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
-    await broker.metadata.sync(path)
-    await update(broker.metadata, path, change, deadline=deadline)
+    await _sync(broker.metadata, path, deadline)
+    return await update(broker.metadata, path, change, deadline=deadline)
+
+
+async def _sync(store: MetadataStore, path: str, deadline: float) -> None:
+    trouble = "the deadline passed"
+    try:
+        async with asyncio.timeout_at(deadline):
+            while True:
+                try:
+                    await store.sync(path)
+                    return
+                except (OutcomeUnknown, Unavailable) as error:
+                    trouble = str(error)
+                    await asyncio.sleep(UPDATE_PAUSE_S)
+    except TimeoutError:
+        raise Unavailable(f"{path}: {trouble}") from None

@@ -16,7 +16,7 @@ from support import wait_until
 
 from magnetar.broker.admin.namespaces import DELETIONS_MAX
 from magnetar.broker.errors import TenantNotFound
-from magnetar.broker.operations import topics
+from magnetar.broker.operations import namespaces, topics
 from magnetar.broker.operations.errors import NamespaceExists, NamespaceNotEmpty
 from magnetar.broker.operations.namespaces import (
     create_namespace,
@@ -27,9 +27,9 @@ from magnetar.broker.operations.namespaces import (
     tenant_record,
 )
 from magnetar.metadata import codec, paths
-from magnetar.metadata.errors import OutcomeUnknown
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.policies import NamespaceRecord, Policies, Retention, TenantRecord
-from magnetar.metadata.store import ABSENT
+from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.protos.names import NamespaceName
 
 if TYPE_CHECKING:
@@ -266,6 +266,92 @@ async def test_a_creation_whose_replies_are_lost_succeeds() -> None:
         assert left == []
         with pytest.raises(NamespaceExists):
             await create_namespace(here.broker, name, None, Policies())
+
+
+def lose_the_connection_at_a_sync(store: MemoryStore, of: str) -> None:
+    """At the next sync of this node there is no connection. Then the client connects again."""
+    sync = store.sync
+
+    async def sync_once(path: str) -> None:
+        if path == of:
+            store.sync = sync  # type: ignore[method-assign]
+            if store.session_state is SessionState.CONNECTED:
+                store.suspend()
+            asyncio.get_running_loop().call_soon(store.reconnect)
+        await sync(path)
+
+    store.sync = sync_once  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("is_reply_lost", [True, False])
+async def test_a_creation_succeeds_when_the_connection_breaks(is_reply_lost: bool) -> None:
+    """The connection breaks when the namespace is written, before or after the reply."""
+    name = NamespaceName("acme", "n")
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        put = here.store.put
+
+        async def put_once(path: str, value: bytes, *, expected: int) -> int:
+            version = await put(path, value, expected=expected)
+            if path == paths.namespace("acme", "n"):
+                here.store.put = put  # type: ignore[method-assign]
+                next_sync = path if is_reply_lost else paths.tenant("acme")
+                lose_the_connection_at_a_sync(here.store, next_sync)
+                if is_reply_lost:
+                    here.store.suspend()
+                    raise OutcomeUnknown(path)
+            return version
+
+        here.store.put = put_once  # type: ignore[method-assign]
+        await create_namespace(here.broker, name, None, Policies())
+        assert await namespace_record(here.broker, name)
+        tenant = await here.store.get(paths.tenant("acme"))
+        assert tenant is not None
+        assert tenant.version == 1  # written again
+
+
+async def test_a_creation_that_cannot_write_its_tenant_has_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = NamespaceName("acme", "n")
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        put = here.store.put
+
+        async def put_once(path: str, value: bytes, *, expected: int) -> int:
+            version = await put(path, value, expected=expected)
+            monkeypatch.setattr(namespaces, "WRITE_TIMEOUT_S", 0.0)
+            monkeypatch.setattr(here.store, "sync", refuse)
+            return version
+
+        async def refuse(path: str) -> None:
+            raise Unavailable("the session is suspended")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here.store, "put", put_once)
+            with pytest.raises(OutcomeUnknown):
+                await create_namespace(here.broker, name, None, Policies())
+        monkeypatch.undo()
+        assert await namespace_record(here.broker, name)
+
+
+async def test_a_namespace_is_restored_when_the_connection_breaks() -> None:
+    name = NamespaceName("acme", "n")
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        await create_namespace(here.broker, name, None, Policies())
+        delete = here.store.delete
+
+        async def delete_once(path: str, *, expected: int) -> None:
+            here.store.delete = delete  # type: ignore[method-assign]
+            await delete(path, expected=expected)
+            await leave_topic(here.store, "acme", "n")
+            lose_the_connection_at_a_sync(here.store, path)
+
+        here.store.delete = delete_once  # type: ignore[method-assign]
+        with pytest.raises(NamespaceNotEmpty):
+            await delete_namespace(here.broker, name)
+        assert await namespace_record(here.broker, name)
 
 
 async def test_a_restored_namespace_has_its_policies() -> None:

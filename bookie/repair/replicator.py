@@ -181,9 +181,10 @@ class Replicator:
                     due = await self._due()
                     ends_at = self._now() + PASS_S
                     for ledger in due:
-                        await slots.acquire()
-                        if self._now() >= ends_at:
-                            slots.release()
+                        try:
+                            async with asyncio.timeout_at(ends_at):
+                                await slots.acquire()
+                        except TimeoutError:
                             self._wake.set()
                             break
                         self._working.add(ledger)

@@ -865,6 +865,29 @@ async def test_a_long_pass_ends_so_that_the_records_are_read_again() -> None:
         slow.cancel()
 
 
+async def test_the_records_are_read_again_while_all_slots_copy_large_ledgers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicator, "PASS_S", 6.0)
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        *early, late = [await written(ledgers, 20, size=1_000_000) for _ in range(3)]
+        await nodes.add_bookie()
+        dead = nodes.bookies[0]
+        await lose(nodes, dead)
+        for each in early:
+            await records_of(nodes).add_lost(each.ledger, [dead.member])
+        config = RepairConfig(ledgers_at_once=1, copy_bytes_per_s=1 << 20)
+        async with replicating(nodes, config) as running:
+            await asyncio.sleep(1)
+            assert running.under_replicated == 2
+            await records_of(nodes).add_lost(late.ledger, [dead.member])
+            await asyncio.sleep(10)
+            assert running.under_replicated == 3
+            assert running.counts.ledgers_repaired == 0
+            for each in [*early, late]:
+                await repaired(nodes, each.ledger)
+
+
 async def test_copying_keeps_to_its_rate() -> None:
     loop = asyncio.get_running_loop()
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:

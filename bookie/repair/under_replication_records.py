@@ -208,8 +208,8 @@ class UnderReplicationRecords:
         bad: tuple[BadCopy, ...] = (),
         narrow: bool = False,
     ) -> bool:
-        """Add to the record. False: the record has all of this already. After a lost reply also
-        False, if this call itself has added it."""
+        """Add to the record. False: the record has all of this already. Also False if this call
+        added it but the reply was lost."""
         added = UnderReplication(self._clock.now_ms(), lost, bad, narrow)
         changed = False
 

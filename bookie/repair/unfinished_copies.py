@@ -22,7 +22,7 @@ begins at the first entry."""
 class UnfinishedCopy:
     segment: Segment  # at the time when the target was chosen
     target: Member
-    following: int  # the target had the seat's entries before this one on disk
+    following: int  # the target had, or listed, the seat's entries before this one
     target_fails: bool  # the last attempt failed at the target, without any progress
 
     def fits(self, segment: Segment) -> bool:

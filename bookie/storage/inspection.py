@@ -41,7 +41,8 @@ NAMED_MAX: Final = 100
 RECORD_REMEDY: Final = (
     "The bookie answers each request for a ledger with a damaged record with 'unknown'. Start the "
     "bookie and run `magnetar bookies decommission`, which copies the ledgers from other bookies. "
-    "Then start the bookie on an empty directory."
+    "Stop the bookie when the command says so. After the end of the command, start it on an empty "
+    "directory."
 )
 
 

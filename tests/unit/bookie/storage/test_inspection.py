@@ -121,6 +121,7 @@ def test_an_inspection_reports_a_damaged_ledger_record_and_tombstone(tmp_path: P
     assert "DAMAGED: the record of ledger 4: 9 bytes instead of 22" in output
     assert "DAMAGED: the tombstone of deleted ledger 5: 12 bytes instead of 22" in output
     assert "magnetar bookies decommission" in output
+    assert "Stop the bookie when the command says so" in output
     facts = inspect_directory(tmp_path / "live", verify=False)
     assert not facts.whole
     assert [(it.ledger, it.fenced, it.entries) for it in facts.store.ledgers] == [

@@ -105,7 +105,21 @@ class PartitionedPublisher:
 
     async def flush(self) -> None:
         """Return when every message submitted so far is stored. Raises the first error."""
-        await together(publisher.flush() for publisher in self._begun())
+        raised: list[tuple[Publisher, PulsarException]] = []
+
+        async def flush(publisher: Publisher) -> None:
+            try:
+                await publisher.flush()
+            except PulsarException as error:
+                raised.append((publisher, error))
+                raise
+
+        try:
+            await together(flush(publisher) for publisher in self._begun())
+        except asyncio.CancelledError:
+            for publisher, error in raised:
+                publisher.raise_at_next_flush(error)
+            raise
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
         """Return the version of a schema on the topic. The partitions share their versions."""

@@ -229,6 +229,10 @@ class Publisher:
             raise self._failure
         await self._flush()
 
+    def raise_at_next_flush(self, error: PulsarException) -> None:
+        """Keep an error of a call of flush() whose caller did not get it."""
+        self._refused = self._refused or error
+
     async def _flush(self) -> None:
         if self._early:  # early messages become entries with the first attachment
             await self._attachment.wait_first()

@@ -406,6 +406,27 @@ async def test_the_error_of_a_cancelled_flush_is_raised_by_the_next_one() -> Non
         await producer.flush()
 
 
+async def test_a_cancelled_flush_of_partitions_keeps_the_error_of_one() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        cluster.topic(f"{TOPIC}-partition-1").hold_receipts = True
+        producer = await client.create_producer(
+            "t", batching_enabled=False, message_router=lambda message, _: len(message.data()) == 1
+        )
+        producer.send_async(bytes(MESSAGE_BYTES_MAX + 1), None)
+        producer.send_async(b"0", None)
+        for _ in range(2):  # the error is kept each time
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await producer.flush()
+        cluster.topic(f"{TOPIC}-partition-1").hold_receipts = False
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        with pytest.raises(MessageTooBig):
+            await producer.flush()
+        await producer.flush()
+
+
 async def test_persistence_error_attaches_again_and_resends() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).send_errors += [pb.PersistenceError, pb.PersistenceError]

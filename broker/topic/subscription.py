@@ -981,6 +981,8 @@ class Subscription:
         self.delays.on_acked_through(self.cursor.mark_delete)
         if self.consumers:
             self._rejoin(former)
+        if self._log.terminated is not None:
+            self.tell_end()  # the consumers that stood by during the seek
         if not self.cursor.durable and not self.consumers:
             if self._return_timer is not None:
                 self._return_timer.cancel()

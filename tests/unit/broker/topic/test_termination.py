@@ -15,7 +15,7 @@ from support import settle, wait_until
 
 from magnetar.broker.errors import TopicTerminated
 from magnetar.broker.log.log import LogState
-from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.log.position import EARLIEST, LATEST
 from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN
 from magnetar.metadata.policies import Retention
@@ -178,6 +178,21 @@ async def test_a_seek_in_the_meantime_delays_the_end_for_the_other_consumers() -
         handle.acknowledge([position])
         await settle(MANY)
         assert {session.ends for _, session in standing_by} == {1}
+
+
+async def test_standby_consumers_learn_of_the_end_after_a_seek_to_the_end() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        consumers = [await it.subscribe(kind=SubscriptionType.FAILOVER) for _ in range(4)]
+        await it.publish("a")
+        await wait_until(lambda: any(session.texts for _, session in consumers))
+        await it.topic.terminate()
+        await it.topic.subscriptions["s"].seek(LATEST)
+        standing_by = [session for handle, session in consumers if handle.attached]
+        assert [session.ends for session in standing_by] == [1, 1, 1]
+        _, session = await it.subscribe(kind=SubscriptionType.FAILOVER)
+        await it.topic.subscriptions["s"].seek(LATEST)
+        assert sum(session.ends for _, session in consumers) == 3, "a consumer is notified once"
+        assert session.ends == 1
 
 
 async def test_consumers_learn_of_the_end_after_an_administrator_skips_the_rest() -> None:

@@ -154,7 +154,7 @@ class AddStream:
             await self._stream.close()
         delays = self._backoff.delays()
         while True:
-            if not self._sinks and not self._waiting:
+            while not (self._sinks or self._waiting):
                 self._wanted.clear()
                 await self._wanted.wait()
             self._now.clear()

@@ -220,6 +220,15 @@ async def test_a_stream_without_a_ledger_is_not_opened() -> None:
         assert bookie.opened == 2
 
 
+async def test_a_stream_whose_last_ledger_detaches_at_once_is_not_opened() -> None:
+    async with streaming() as (bookie, stream):
+        await settle()
+        stream.attach(1, Sink())
+        stream.detach(1)
+        await settle()
+        assert bookie.opened == 0
+
+
 async def test_connect_returns_after_the_next_attempt_without_waiting_for_the_pause() -> None:
     async with streaming() as (bookie, stream):
         bookie.kill()

@@ -507,7 +507,27 @@ class OneToken:
         return Refused("the token is not valid")
 
 
-def test_a_command_reads_and_writes_with_credentials(commands: Commands, tmp_path: Path) -> None:
+@pytest.fixture
+def java_log(spark: SparkSession) -> Iterator[Callable[[], str]]:
+    """What Java logs during a test. The stderr of the tests' Java is open since its start, so a
+    test cannot capture it."""
+    log4j = spark._jvm.org.apache.logging.log4j
+    log = spark._jvm.java.io.StringWriter()
+    layout = log4j.core.layout.PatternLayout.newBuilder().withPattern("%p %c: %m%n%ex").build()
+    appender = log4j.core.appender.WriterAppender.createAppender(
+        layout, None, log, "test", False, False
+    )
+    appender.start()
+    root = log4j.LogManager.getRootLogger()
+    root.addAppender(appender)
+    yield log.toString
+    root.removeAppender(appender)
+    appender.stop()
+
+
+def test_a_command_reads_and_writes_with_credentials(
+    commands: Commands, java_log: Callable[[], str], tmp_path: Path
+) -> None:
     held, wrong = tmp_path / "token", tmp_path / "wrong"
     held.write_bytes(TOKEN)
     wrong.write_bytes(b"another")
@@ -531,6 +551,7 @@ def test_a_command_reads_and_writes_with_credentials(commands: Commands, tmp_pat
     assert refused.exit_code == 1
     assert "NotAuthenticated: " in refused.stderr
     assert TOKEN.decode() not in done.stdout + done.stderr + refused.stdout + refused.stderr
+    assert TOKEN.decode() not in java_log()
 
 
 def test_ctrl_c_while_java_starts_ends_java_too(

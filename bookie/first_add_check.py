@@ -8,7 +8,9 @@ check the service offers them to `Admission` again, in steps of SETTLED_BYTES. E
 synchronous. A fence that arrived before the step was recorded first, so it stops the adds of the
 step. A refusal is the result for all steps. An OK is used for the first step only: before a later
 step, the collector may have deleted the ledger. Until the last step, the service takes no further
-frame of these streams, so the adds of a ledger keep their order.
+frame of the streams that sent these adds. So the adds of a ledger keep their order, unless the
+ledger was deleted between two steps and is checked again. Admission and recovery do not need the
+order.
 
 The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
 "unknown".
@@ -27,6 +29,7 @@ from magnetar.metadata.errors import InvalidRecord, MetadataError
 from magnetar.metadata.model import LedgerId, LedgerState
 from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -82,7 +85,7 @@ class FirstAdds:
         self._unseen: deque[int] = deque()  # ledgers whose check has not begun
         self._wake = asyncio.Event()
         self._settling: dict[Outbox, set[asyncio.Event]] = {}  # set when all adds are settled
-        self._turn = asyncio.Lock()  # at most one later step in each iteration of the event loop
+        self._turns = Turns()  # of the later steps
         self.waiting_bytes = 0
 
     def take(self, adds: Sequence[Add], outbox: Outbox) -> list[Add]:
@@ -134,9 +137,8 @@ class FirstAdds:
             self._settle_step(code, next(steps))
             code = None if code is BookieCode.OK else code
             for step in steps:
-                async with self._turn:
-                    self._settle_step(code, step)
-                    await asyncio.sleep(0)
+                await self._turns.take()
+                self._settle_step(code, step)
         finally:
             self.waiting_bytes -= waiting.bytes
             for outbox in streams:

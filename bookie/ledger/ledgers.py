@@ -41,7 +41,8 @@ TICK_S: Final = 0.1
 ledgers with pending work."""
 
 TICKS_PER_TURN: Final = 500
-"""Ledgers that are ticked in one step of the loop: 20 us each."""
+"""Ledgers that are ticked, or told of a change of the list of bookies, in one step of the loop:
+20 us each."""
 
 STOOD_STILL_S: Final = 0.5
 """If a tick is this late, this process stood still. The bookies may have answered: their acks may

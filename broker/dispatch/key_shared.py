@@ -264,7 +264,11 @@ class KeyShared:
 
     def takes_negative_acks(self, consumer: Consumer, positions: Sequence[Position]) -> bool:
         """Returns True when `on_negative_acks` would stay within the limit of withheld entries."""
-        fresh = {at for at in positions if consumer.pending.get(at) and at not in self._withheld}
+        fresh = {
+            at
+            for at in positions
+            if consumer.pending.get(at) and at > self._expired and at not in self._withheld
+        }
         return len(self._withheld) + len(fresh) <= self._settings.withheld_max
 
     def on_negative_acks(

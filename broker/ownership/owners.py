@@ -195,7 +195,8 @@ class Owners:
         to: BrokerRegistration | None = None,
     ) -> bool:
         """Hand a bundle over: choose its next owner, unload the bundle, and write the next owner
-        into the record. Returns whether the record was written.
+        into the record. Returns False if the record was not written, or the
+        reply was lost.
 
         `to`: the next owner; None: the live broker with the fewest bundles. If no next owner is
         found, the bundle becomes free. If the metadata store fails, the record stays unchanged;
@@ -206,7 +207,7 @@ class Owners:
         self._releasing[bundle] = None
         try:
             if to is not None:
-                self.census.note(bundle, owner_of(to))  # for the next choice of a bundle to move
+                self.census.note(bundle, owner_of(to))  # so that the next move counts this one
             next_owner = to or await self._choose_next_owner(bundle)
             self._releasing[bundle] = next_owner
             await unload(bundle)

@@ -54,8 +54,12 @@ def test_set_withholds_entries_after_the_earliest_returned_entry(seed: int) -> N
 class Rig(DispatcherRig):
     machine: KeyShared
 
-    def __init__(self, *, withheld_max: int = 100, limits: Limits = LIMITS) -> None:
-        settings = KeySharedSettings(ring_points=3, withheld_max=withheld_max)
+    def __init__(
+        self, *, withheld_max: int = 100, part_entries: int = 2_000, limits: Limits = LIMITS
+    ) -> None:
+        settings = KeySharedSettings(
+            ring_points=3, withheld_max=withheld_max, part_entries=part_entries
+        )
         super().__init__(KeyShared, shared=True, limits=limits, key_shared=settings)
 
     def key(self, position: Position) -> str:
@@ -184,3 +188,19 @@ def test_negative_acks_beyond_the_limit_are_refused() -> None:
     assert not takes([third])
     it.ack(member, first)
     assert takes([third])
+
+
+def test_expired_entries_do_not_count_as_negative_acks() -> None:
+    it = Rig(withheld_max=1, part_entries=1)
+    member = it.join(policy=ORDERED)
+    it.flow(member, 9)
+    for _ in range(3):
+        it.append(key="a")
+    it.settle()
+    first, second, third = member.inbox
+    it.join(policy=ORDERED)  # the dispatcher takes entries off this consumer first
+    it.skip_through(second)
+    assert member.machine.pending.get(second), "it is not taken off yet"
+    assert it.machine.takes_negative_acks(member.machine, [first, second, third])
+    it.negative_ack(member, [first, second, third], [])
+    assert len(it.machine._withheld) == 1

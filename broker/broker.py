@@ -826,8 +826,8 @@ class Broker:
         only: Mapping[TopicName, Topic] | None = None,
     ) -> None:
         """Close the topics concurrently. A call with more than CLOSES_PER_TURN names begins at most
-        CLOSES_PER_TURN closes in one turn of the event loop. Concurrent calls take turns. `only`:
-        see `_close`."""
+        CLOSES_PER_TURN closes in one turn of the event loop, and takes turns with other such calls.
+        `only`: see `_close`."""
         async with asyncio.TaskGroup() as group:
             for number, name in enumerate(names):
                 if number % CLOSES_PER_TURN == 0 and len(names) > CLOSES_PER_TURN:

@@ -235,10 +235,11 @@ class Consumer:
         acknowledged all delivered messages. The broker then has nothing to redeliver. Other tasks
         or threads must receive and acknowledge the messages meanwhile.
 
-        Raises Timeout if the broker does not confirm the acknowledgements within
-        `operation_timeout_seconds`. Raises the broker's error if the broker rejected some of them.
-        Raises OperationNotSupported for `drain` if the broker is not Magnetar's. In all these cases
-        the consumer is closed. Raises AlreadyClosed if the consumer was closed before.
+        Raises Timeout if the broker does not confirm the acknowledgements, or does not answer the
+        request to close, within `operation_timeout_seconds`. Raises the broker's error if the
+        broker rejected some of them. Raises OperationNotSupported for `drain` if the broker is not
+        Magnetar's. In all these cases the consumer is closed. Raises AlreadyClosed if the consumer
+        was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())

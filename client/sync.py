@@ -702,10 +702,11 @@ class Consumer:
         has acknowledged all delivered messages, so that the broker has nothing to redeliver.
         Meanwhile, the listener or other threads must receive and acknowledge the messages.
 
-        Raises Timeout if the broker does not confirm the acknowledgements within
-        `operation_timeout_seconds`, and the broker's refusal if it rejected some of them. Raises
-        OperationNotSupported for `drain` if the broker is not Magnetar's. The consumer is closed in
-        all these cases. Raises AlreadyClosed if the consumer was closed before.
+        Raises Timeout if the broker does not confirm the acknowledgements, or does not answer the
+        request to close, within `operation_timeout_seconds`, and the broker's refusal if it
+        rejected some of them. Raises OperationNotSupported for `drain` if the broker is not
+        Magnetar's. The consumer is closed in all these cases. Raises AlreadyClosed if the consumer
+        was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())

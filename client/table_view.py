@@ -73,7 +73,7 @@ class TableRows:
         arrive all the time; the call does not wait for them."""
         begun = self._subscriber.cores
         lasts = await together(core.last_message_id() for core in begun)
-        # The topics whose last message (the last one when this call began) is not read yet.
+        # Topic -> its last message when this call began, until this message is read.
         ends = {core.topic: last for core, (last, _) in zip(begun, lasts, strict=True)}
         while ends:
             if self._queue.first() is not None:

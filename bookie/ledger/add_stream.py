@@ -96,7 +96,8 @@ class AddStream:
         self._open_timeout_s = open_timeout_s
         self._turns = turns
         self._sinks: dict[int, AddSink] = {}  # keyed by ledger
-        # The ledgers that have not learned yet that `put` has changed. The next one is the last.
+        # The ledgers that have not learned yet that `put` has changed. The next one to call is at
+        # the end of the list.
         self._untold: list[tuple[int, AddSink]] = []
         self.put: Put | None = None  # adds go in here; None: there is no stream
         self._outbox: Outbox | None = None

@@ -151,7 +151,8 @@ class LedgerAppender:
         for seat, parts in enumerate(by_seat):
             if parts:
                 put = self._streams[seat].put
-                # None: the stream is lost, and will call `on_stream`. The adds are lost with it.
+                # None: the stream is lost, and will call `on_stream`. These adds are dropped; the
+                # seat then fails, and they go to its next member.
                 if put is not None:
                     put(*parts, items=entries[seat], alone=alone)
                 parts.clear()

@@ -5,8 +5,8 @@ Theory of operation. The hash of the key of an entry is its *slot*. A selector (
 sticky_ranges.py) says which consumer has the slot. From its read until its acknowledgement an entry
 is in exactly one place:
 
-    pending    delivered to one consumer, which has not acknowledged it, or which has left and whose
-               entries are being moved to the waiting ones in parts
+    pending    delivered to one consumer, which has not acknowledged it; or the consumer has left,
+               or the entry has expired, and such entries are taken off the consumer in parts
     waiting    read before, and its consumer cannot take it now, or it must be delivered again
     in flight  the dispatcher reads it again; before, it was waiting or delayed
     delayed    its delivery time has not come; `Delays` keeps it

@@ -37,7 +37,7 @@ class InvalidArgument(errors.BrokerError):
     """A part of the request is invalid. The error says what was expected."""
 
     def __init__(self, name: str, found: object, expected: str, *, text: str = "") -> None:
-        """`text`: another text of the error."""
+        """`text`: the whole text, instead of the one made here."""
         super().__init__(text or f"invalid {name} {_shown(found)}: expected {expected}")
         self.name = name
         self.expected = expected

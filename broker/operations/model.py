@@ -14,8 +14,9 @@ from pydantic.alias_generators import to_camel
 from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX
 
 PROPERTY_CHARACTERS_MAX: Final = 64 << 10
-"""The limit of a key or value, as large as a request. pydantic checks that a string with a limit is
-Unicode. Without a limit it accepts half of a surrogate pair, which a JSON escape can produce."""
+"""The limit of a key or a value of a property: the size of the largest request. pydantic checks
+that a string with a limit is Unicode. Without a limit it accepts half of a surrogate pair, which a
+JSON escape can produce."""
 
 _Text = Annotated[str, Field(max_length=PROPERTY_CHARACTERS_MAX)]
 Properties = Annotated[dict[_Text, _Text] | None, Field(description="null: none")]

@@ -88,15 +88,15 @@ class ConsumerHandle:
 
     def begin_end(self) -> bool:
         """The subscription has acknowledged all messages of a terminated topic. Returns True if the
-        caller must call `tell_end`, now or later: the client was not told before."""
+        caller must call `tell_end`, now or later: the client was not told, and no call is due."""
         if self._knows_end:
             return False
         self._knows_end = True
         return True
 
     def tell_end(self, *, still: bool) -> None:
-        """Tell the client the end. `still` False: the subscription has a backlog again; the client
-        is told when `begin_end` returns True again."""
+        """Tell the client that it has reached the end. `still` False: the subscription has a
+        backlog again; the client is told when `begin_end` returns True again."""
         self._knows_end = still
         if still and self.attached:
             self.events.reached_end()

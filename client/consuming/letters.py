@@ -70,8 +70,8 @@ def is_letter_topic(
 
     A consumer of a pattern leaves letter topics out. Otherwise it would move its dead letters again
     and again. A name can have two meanings: `t-a-b-DLQ` is for the topic `t-a` and the subscription
-    `b`, or for the topic `t` and the subscription `a-b`. The first meaning is impossible if the
-    pattern does not match `t-a`.
+    `b`, or for the topic `t` and the subscription `a-b`. If the pattern does not match `t-a`, this
+    consumer cannot have written such a letter.
     """
     name = topic.base
     if name in named:

@@ -210,7 +210,7 @@ class Attachment:
         if self._first.done():
             return self._what.is_final(error)
         if self._patient and isinstance(error, Timeout):
-            return False  # the request was queued before: a broker that is silent now is no reason
+            return False  # the request was queued before: a silent broker is no reason to give up
         return not is_retriable(error)
 
     def _fail(self, error: PulsarException) -> None:

@@ -295,7 +295,7 @@ class SchemaRegistry:
     def _end_turn(self, ended: asyncio.Future[T]) -> None:
         self._turn.release()
         if not ended.cancelled():
-            ended.exception()  # if the caller was cancelled, nobody else reads it
+            ended.exception()  # after a cancellation of the caller, no other code reads it
 
 
 async def admit_producer(

@@ -195,8 +195,7 @@ class Owners:
         to: BrokerRegistration | None = None,
     ) -> bool:
         """Hand a bundle over: choose its next owner, unload the bundle, and write the next owner
-        into the record. Returns False if the record was not written, or the
-        reply was lost.
+        into the record. Returns False if the record was not written or the reply was lost.
 
         `to`: the next owner; None: the live broker with the fewest bundles. If no next owner is
         found, the bundle becomes free. If the metadata store fails, the record stays unchanged;

@@ -238,8 +238,8 @@ class _Decision:
         return Append(1)
 
     def _wait(self) -> Wait:
-        """Return a wait for the outcome of the producer's last publish in flight. This is the
-        passed part of the present publish, if there is one."""
+        """Return a wait for the outcome of the producer's last publish in flight. If a
+        part of the present publish has passed, it is that part."""
         return Wait(None if self._appended else self._progress.passed[-1][1])
 
     def _add(self, answer: Answer) -> None:

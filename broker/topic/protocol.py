@@ -186,9 +186,9 @@ class Topic(ServedTopic, Protocol):
         """The reasons why a subscription delivers nothing now. Raises SubscriptionNotFound."""
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Begin to disconnect all clients, and admit no more. Returns the names of CLIENTS_MAX
-        clients, in the form in which the record of the deletion stores them (`client_key`). Raises
-        TopicInUse (unless `force`), TopicClosing."""
+        """Begin to disconnect all clients, and admit no more. Returns the names of at most
+        CLIENTS_MAX clients, in the form in which the record of the deletion stores them
+        (`client_key`). Raises TopicInUse (unless `force`), TopicClosing."""
 
     async def wait_released(self) -> None:
         """Return when all clients are disconnected, and no running work delays the deletion. Call

@@ -829,8 +829,9 @@ class PersistentTopic:
         return self._idle_since
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Begin to disconnect all clients, and admit no more. Returns the names of CLIENTS_MAX
-        clients, as a tombstone stores them. Raises TopicInUse (unless `force`), TopicClosing."""
+        """Begin to disconnect all clients, and admit no more. Returns the names of at most
+        CLIENTS_MAX clients, as a tombstone stores them. Raises TopicInUse (unless `force`),
+        TopicClosing."""
         self._require_open()
         consumers = sum(len(it.consumers) for it in self.all_subscriptions)
         if not force and (self.producers or consumers):

@@ -251,7 +251,6 @@ async def test_the_client_reads_all_frames_of_a_handler_that_returns(wire: Wire)
         returned.set()
 
     async with wire(tell) as stream:
-        await stream.send([b"begin"])
         await returned.wait()
         await settle()
         heard: list[bytes] = []
@@ -345,7 +344,6 @@ async def test_closing_ends_a_send_that_the_peer_does_not_read(wire: Wire, close
             await flood_and_close(stream)
     else:
         async with wire(flood_and_close) as stream:
-            await stream.send([b"begin"])
             await deaf(stream)
 
 

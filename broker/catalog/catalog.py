@@ -46,8 +46,8 @@ class Catalog:
         return found is not None and not decode_topic(found.value).deleted
 
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
-        """Return the persistent topics of a namespace, which have records. For the non-persistent
-        domain, return the partitions of its partitioned topics."""
+        """Return those persistent topics of a namespace that have records. For the non-persistent
+        domain, return the partitions of the namespace's partitioned topics."""
         tenant, part = namespace.tenant, namespace.namespace
         names: list[TopicName] = []
         if domain is Domain.PERSISTENT:

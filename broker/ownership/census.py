@@ -103,8 +103,9 @@ def owner_of(broker: BrokerRegistration) -> Owner:
 def targets_of(source: Owner, counts: Mapping[Owner, int]) -> list[Owner]:
     """The brokers that should get a bundle from `source`, one place in the list for each bundle.
 
-    `counts` has the number of bundles of every live broker, also of those without any. Afterwards
-    every broker has the same number, or one more: the brokers with the most keep one more.
+    `counts` has the number of bundles of every live broker, also of those without any. After the
+    moves of all brokers, each broker has an equal share. A remainder goes to the brokers that had
+    the most bundles, one to each.
     """
     share, extra = divmod(sum(counts.values()), len(counts))
     ranked = sorted(counts, key=lambda owner: (-counts[owner], owner))

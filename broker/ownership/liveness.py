@@ -91,8 +91,8 @@ class Finding(Enum):
 
 
 def judge(answers: Sequence[LastHeard | None], silence_s: float) -> tuple[Finding, float]:
-    """Return the meaning of the bookies' answers, and the time in seconds for which the broker has
-    been silent at least (0.0: not known). Pure."""
+    """Return the meaning of the bookies' answers, and a time in seconds: the broker has been silent
+    for at least this time (0.0: not known). Pure."""
     told = [answer for answer in answers if answer is not None]
     if any(answer.heard_s < JUST_NOW_S for answer in told):
         return Finding.HEARD, 0.0

@@ -75,7 +75,8 @@ class Owners:
         self._suspects: set[Bundle] = set()  # held bundles whose record `run` reads again
         self._suspected = asyncio.Event()
         self._settled = asyncio.Event()  # set while there are no suspects
-        self._doubted: set[Bundle] = set()  # suspects of which a log has failed
+        # Held bundles of which a log has failed since `run` last read the bundle's record.
+        self._doubted: set[Bundle] = set()
         # The decisions of `locate` under way: after a failover, thousands of clients ask for topics
         # of one bundle. The outcome None: the call that decided was cancelled.
         self._deciding: dict[tuple[Bundle, bool], asyncio.Future[Located | Exception | None]] = {}

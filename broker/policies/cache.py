@@ -229,7 +229,7 @@ class PolicyCache:
             unwatch()
             for entry in self._entries.values():
                 for node in entry.nodes.values():
-                    self._fail(node, "this broker is stopping")
+                    self._fail(node, "the reads of policies were stopped")
 
     async def _record_namespaces(self) -> None:
         try:

@@ -27,7 +27,9 @@ class Part(Generic[T]):
         self.value = value  # None: unknown
         # The reason why the stored bytes cannot be used; "": they are usable, or none were read.
         self.trouble = ""
-        self._changed = True  # True: a change was reported since the last read began
+        # True: a read is needed. No read was made, the last read failed, or a change was reported
+        # since the last read began.
+        self._changed = True
         self._reading = False
 
     @property

@@ -7,7 +7,8 @@ serves it), the topic's own record is a part, too.
 
 1. No answer is made from an unknown part: the view raises PoliciesUnavailable instead.
 2. All partitions of a topic share the policies of the topic (`TopicName.base`).
-3. Subscribers are notified of each change of a record that their topic's policies depend on.
+3. Listeners are called when the policies in the namespace's record, or in the record of their own
+   topic, have changed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 KEY_TYPE: Final = "key.schema.type"
 VALUE_TYPE: Final = "value.schema.type"
 _LENGTH_BYTES: Final = 4
-_TYPE_CHARS_MAX: Final = 40  # the longest name of a type has 16
+_TYPE_CHARS_MAX: Final = 40  # the longest name of a type has 15
 
 
 class NotKeyValue(ValueError):
@@ -24,7 +24,7 @@ class NotKeyValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    type: str  # a name of SchemaType; "BYTES" for every other type
+    type: str  # the text of the property: a name of SchemaType, "BYTES", or any other text
     data: bytes
 
 

@@ -77,14 +77,14 @@ class Field:
     type_name: str  # full name of the message or enum; "": the type has no name
     required: bool
     repeated: bool
-    packed: bool  # repeated, and all its numbers share one length
+    packed: bool  # True: repeated, and its numbers follow one length, without tags between them
     oneof: int  # -1: none
 
 
 @dataclass(frozen=True, slots=True)
 class Enum:
     values: frozenset[int]
-    closed: bool  # a field never has another value
+    closed: bool  # True: a field of this enum never has a value that is not in `values`
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class _Features(NamedTuple):
 
 _PROTO2: Final = _Features(required=False, closed=True, packed=False, delimited=False)
 _PROTO3: Final = _Features(required=False, closed=False, packed=True, delimited=False)
-"""Also the features of editions."""
+"""Also the default features of a file with an edition."""
 
 
 def _own(value: int, sought: int, inherited: bool) -> bool:

@@ -181,7 +181,8 @@ class SchemaRegistry:
         if not others:
             return
         key = _digest(others, schema, strategy)
-        # Of the consumers that connect at once, one compares, and the others wait for its result.
+        # Equal comparisons run one after the other. After the first acceptance, the others need no
+        # comparison.
         lock = self._checks.setdefault(key, asyncio.Lock())
         async with lock:
             if key not in self._accepted:
@@ -192,8 +193,8 @@ class SchemaRegistry:
                 self._accepted.popitem(last=False)
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
-        """Delete the schema, which adds a mark to the record. Returns the version number of the
-        mark. Raises NoSchema if there is no version since the last deletion.
+        """Add a mark to the record: the schema is deleted. Returns the version number of the mark.
+        Raises NoSchema if there is no version since the last deletion.
 
         `force`: delete the record with all versions and marks, permanently. Returns the number of
         the record's last version or mark. Raises NoSchema if there is no record.
@@ -382,7 +383,8 @@ def _equal(versions: Sequence[SchemaVersion], schema: Schema) -> int | None:
 def _digest(
     versions: Sequence[SchemaVersion], schema: Schema, strategy: SchemaCompatibility
 ) -> bytes:
-    """A hash of all that decides a comparison. The fingerprints do not: they leave out aliases."""
+    """A hash of all that decides a comparison. The fingerprints are not enough: they leave out
+    aliases."""
     found = hashlib.sha256(strategy.name.encode())
     for it in (schema, *map(of_version, versions)):
         properties = sorted(it.properties.items())

@@ -6,7 +6,8 @@ the same name in the record and in the message.
 Decoding raises CorruptRecord for bytes that cannot be parsed, UnsupportedFormat for a record of
 another format (which this version must not rewrite), and InvalidRecord for a record that breaks an
 invariant of its kind. Fields that a newer version added within the format survive: decode keeps
-them in `unknown`, at each level, and encode puts them back. Equal records encode to equal bytes.
+them in `unknown`, at each level, and encode puts them back. Equal records with equal `unknown`
+encode to equal bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping

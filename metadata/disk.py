@@ -246,7 +246,7 @@ def _watermark_record(sequence: int) -> bytes:
 
 
 def _read_watermark(directory: Path) -> int | None:
-    """The sequence number in the watermark file. None: no change was ever synced here."""
+    """The sequence number in the watermark file. None: no start has completed in this directory."""
     path = directory / "watermark"
     if not path.exists():
         return None

@@ -382,7 +382,8 @@ class TopicRecord:
     ] = ()  # ledgers that the topic no longer uses; the broker still has to delete them
     properties: Mapping[str, str] = field(default_factory=dict)
     dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
-    incarnation: str = ""  # a random value for each creation; "": created by an early version
+    # A random value for each creation. "": no broker has opened the topic since incarnations exist.
+    incarnation: str = ""
     deleted: bool = False  # True: the topic is being deleted; `deleting` has all its ledgers
     terminated: EntryPlace | None = None  # the final entry; None: not terminated
     delayed_ledgers: tuple[LedgerId, ...] = ()  # segments of the delayed-delivery indexes

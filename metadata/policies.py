@@ -70,8 +70,9 @@ class SchemaCompatibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The time and the number of bytes for which fully acknowledged messages are kept. 0: none are
-    kept. UNLIMITED: all are kept."""
+    """Fully acknowledged messages are kept until they are older than `time_s`, or until the log has
+    `size_bytes` without them: the limit that is reached first decides. 0 for either: none are kept.
+    UNLIMITED: this limit is never reached."""
 
     time_s: int
     size_bytes: int

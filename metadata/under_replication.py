@@ -1,10 +1,10 @@
 """Under-replication records: the copies of one ledger that need repair. Values, like `model.py`.
 
-A process that detects a fault adds to the record. When a repair has written bad copies again, it
-removes them from the record's list. At the end, the repair deletes the record. Both changes succeed
-only if the record has not changed since the repair last read or wrote it, so later additions
-survive. A record is a hint: the repair decides from the ledger's metadata. So a needless record
-does no harm, and an incomplete record delays a repair until the fault is detected again.
+A process that detects a fault adds to the record. When a repair has replaced bad copies by sound
+ones, it removes them from the record's list. At the end, the repair deletes the record. Both
+changes succeed only if the record has not changed since the repair last read or wrote it, so later
+additions survive. A record is a hint: the repair decides from the ledger's metadata. So a needless
+record does no harm, and an incomplete record delays a repair until the fault is detected again.
 """
 
 from collections.abc import Iterable

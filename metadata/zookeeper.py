@@ -314,8 +314,8 @@ class ZooKeeperStore:
                 return
 
     async def _request(self, path: str, send: Callable[[], Any]) -> Any:
-        """Send a request and wait for its answer. Raises kazoo's error if ZooKeeper refused the
-        request, MetadataError if the request failed."""
+        """Send a request and wait for its answer. Raises kazoo's error if the caller must handle it
+        (`_translate`), and MetadataError for every other failure."""
         if self._state is SessionState.CLOSED:
             raise StoreClosed
         # Check kazoo's own state, too: kazoo's reports reach the loop a moment later.
@@ -484,7 +484,7 @@ class _Arm:
         self._full = store._full(path)
         self._pending = 0  # requests of the present arming without an answer
         self._failed = False  # True: one of these requests failed
-        self._again = False  # True: a watch fired since this arming began
+        self._again = False  # True: arm once more after this arming
 
     def maybe_arm(self) -> None:
         """Set both watches, then call the callbacks. If an arming is under way, arm once more after

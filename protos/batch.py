@@ -5,8 +5,9 @@ The payload of a batch is, for each message,
     u32 size, big-endian | SingleMessageMetadata | value of payload_size bytes
 
 `open_batch` finds the place of each message, and refuses a batch with a message that cannot be
-read. A message is decoded when the caller asks for it; this cannot fail any more. Most messages
-have only a size and a sequence id: they are *plain*, and opening them needs no protobuf.
+read. Most messages have only a size and a sequence id: they are *plain*, and opening them needs no
+protobuf. A plain message is decoded when the caller asks for it; this cannot fail any more.
+`open_batch` decodes the other messages.
 """
 
 import struct

@@ -41,7 +41,7 @@ class FrameError(ProtocolError):
 
 
 class FrameTooLarge(FrameError):
-    """A frame announces more bytes than the limit. The receiver kept none of it."""
+    """A frame to send or to receive exceeds the limit. A receiver keeps none of the frame."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"a frame of {size} bytes exceeds the limit of {limit} bytes")
@@ -90,7 +90,8 @@ class EntryError(ProtocolError):
 
 
 class EntryTooLarge(EntryError):
-    """An entry or its payload exceeds the limit. The receiver kept none of it."""
+    """An entry to send or to receive, or its payload, exceeds the limit. A receiver keeps none of
+    the entry."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(f"the {what} of {size} bytes exceeds the limit of {limit} bytes")

@@ -161,7 +161,8 @@ def first_delivery(
     """Return the MESSAGE whose total is at offset `at`, its entry as a view, and the offset of the
     next frame. Does the work of `first_frame` and `parse_command` in half the time.
 
-    None: the command is not a MESSAGE, is malformed, or does not have the form that brokers write.
+    None: the command is not a MESSAGE, is malformed, has a body of more than 127 bytes, or does not
+    have the form that brokers write.
     """
     if len(buffer) - at < _DELIVERY_HEAD.size:
         return None
@@ -189,7 +190,7 @@ def message_header(
     consumer_id: int,
     ledger_id: int,
     entry_id: int,
-    partition: int = -1,  # -1: the topic has no partitions
+    partition: int = -1,  # -1: the topic is not a partition
     redelivery_count: int = 0,
     ack_set: Sequence[int] = (),  # signed 64-bit words; (): no message of the entry is acknowledged
     consumer_epoch: int | None = None,  # None: absent

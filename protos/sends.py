@@ -76,8 +76,8 @@ RUN_ENTRIES_MAX: Final = 250
 takes 5 ms, or 15 ms on a busy machine."""
 
 RUN_PARSED_BYTES_MAX: Final = 128 << 10
-"""A run ends when its SENDs that are not plain have this size: parsing their metadata may take
-0.1 us a byte."""
+"""When the SENDs of a run that are not plain have this size, the run takes no further SEND that is
+not plain: parsing its metadata may take 0.1 us a byte."""
 
 
 def read_sends(buffer: memoryview, at: int) -> SendRun | None:

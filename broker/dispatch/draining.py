@@ -6,8 +6,7 @@ returned, no other consumer gets an entry of the slot. So all unacknowledged ent
 one consumer.
 
 The dispatcher registers the pending entries of a slot that moves, and reports entries that are no
-longer pending. While no slot drains, `DrainingHashes` is empty, and the dispatcher does not call
-it.
+longer pending. While no slot drains, `DrainingHashes` is empty, and a delivery only tests this.
 
 A slot can drain at *several* consumers if the subscription delivered out of order before. Here the
 owner of such a slot is `None`. No consumer gets an entry of the slot while any of its entries is

@@ -5,8 +5,9 @@ Theory of operation. The hash of the key of an entry is its *slot*. A selector (
 sticky_ranges.py) says which consumer has the slot. From its read until its acknowledgement an entry
 is in exactly one place:
 
-    pending    delivered to one consumer, which has not acknowledged it; or the consumer has left,
-               or the entry has expired, and such entries are taken off the consumer in parts
+    pending    delivered to one consumer, which has not acknowledged it. If the consumer leaves, or
+               the entry *expires* (the broker acknowledges every entry up to a position), the entry
+               stays pending until the dispatcher takes it off the consumer, in parts
     waiting    read before, and its consumer cannot take it now, or it must be delivered again
     in flight  the dispatcher reads it again; before, it was waiting or delayed
     delayed    its delivery time has not come; `Delays` keeps it
@@ -42,10 +43,10 @@ slot with pending entries drains once, at all of these consumers.
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
 that other keys continue. The next part follows PART_PAUSE_S later, and waits for no
 acknowledgement. Until the last entry is returned, the consumer is *departed*, and its slots drain
-at it. A pinned slot does not drain. If it has pending entries at a departed consumer, it is *late*
-until they are returned, and no consumer gets an entry of it. While entries may be delivered out of
-order, no slot drains. Then a slot is late if its next entry is a chunk, and a departed consumer has
-earlier chunks of the same message.
+at it. A pinned slot does not drain. If it has pending entries at a departed consumer, it is *late*:
+no consumer gets an entry of the slot as long as a consumer is departed. While entries may be
+delivered out of order, no slot drains. In this case a slot is late if its next entry is a chunk,
+and a departed consumer has earlier chunks of the same message.
 
 A consumer may also ask for the redelivery of all its entries. The dispatcher then moves the entries
 to a departed consumer, and returns them in the same way. The consumer stays, without entries.
@@ -55,9 +56,9 @@ expired entries at once (65,535 at most). Each part removes the expired entries 
 dispatcher leaves out acknowledged waiting entries in parts, too.
 
 200,000 pending entries may expire at once. The dispatcher takes them off some consumers in each
-part. An entry that has expired and is still pending lets its slot drain a little longer. It must
-not be returned or withheld. So before an event that may do this, the dispatcher takes all expired
-entries off.
+part. An expired entry that is still pending lets its slot drain a little longer. The dispatcher
+must not return or withhold an expired entry. So it takes all of them off when a consumer leaves,
+asks for a redelivery or sends a negative acknowledgement.
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
@@ -65,8 +66,8 @@ Invariants (see `check`):
        delayed or due.
     3. Ordered: the pending entries of a slot are at one consumer, unless it drains at several, or a
        chunked message pinned it when the consumers began to keep the order.
-    4. Ordered: a slot with pending entries at a consumer that does not have the slot drains, and
-       its references are these entries.
+    4. Ordered: if a consumer that does not have a slot has pending entries of it, the slot drains,
+       and its references are these entries.
     5. A waiting slot is queued for its consumer, unless it drains at another one, is late, is about
        to be unblocked or queued, has no consumer, or is withheld.
     6. Every number of unacknowledged messages is the sum over the pending entries.
@@ -146,8 +147,8 @@ class KeyShared:
         self._expired = EARLIEST
         self._part_at = 0.0  # the next part; valid while `_has_parts`
         self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
-        # Slots that wait until departed consumers have none of their entries: unsettled ones, and
-        # those of a message that has chunks there.
+        # Slots that wait until no consumer is departed: unsettled slots, and the slot of a message
+        # that has chunks at a departed consumer.
         self._late: set[int] = set()
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
         self._unblock_at = 0.0  # valid while `_unblocked` is not empty
@@ -721,8 +722,8 @@ class KeyShared:
         return slot
 
     def _expire_some(self, now: float) -> None:
-        """Take the expired entries off the next consumers: those with `part_entries` together, or
-        one consumer with more."""
+        """Take the expired entries off the next consumers, until those visited had `part_entries`
+        pending entries together."""
         left = self._settings.part_entries
         while self._expiring and left > 0:
             consumer = self._expiring.pop()
@@ -1086,7 +1087,7 @@ class KeyShared:
         """Slots that a timer queues, the event that happened to them, and the time of the timer."""
         return (
             (self._unblocked, "drained", self._unblock_at),
-            (self._unqueued, "moved, drained or lost expired entries", self._part_at),
+            (self._unqueued, "moved, drained or had expired entries", self._part_at),
         )
 
     def _explain_departed(self, now: float) -> list[Reason]:

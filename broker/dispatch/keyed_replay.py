@@ -2,11 +2,11 @@
 
 Theory of operation. The entries of a slot wait in a heap, lowest position first. Each consumer has
 a queue of the slots whose entries it may get now, ordered by the lowest waiting position. A slot
-that has to wait (it drains at another consumer, or no consumer has it) is in no queue. The
-dispatcher queues it again when that changes.
+that has to wait (such as a slot that drains at another consumer, or that no consumer has) has no
+valid item in a queue. The dispatcher queues the slot again when it no longer has to wait.
 
-An item of a queue is valid only while its position is the lowest of its slot and the slot belongs
-to the consumer. `take` drops invalid items, so a move of a slot does not search the queues.
+An item of a queue is valid only while its position is the lowest of its slot and the consumer may
+get entries of the slot. `take` drops invalid items, so a move of a slot does not search the queues.
 
 200,000 entries may wait: the pending entries of four consumers that have left. If they expire, the
 dispatcher removes them in parts. Meanwhile `take` leaves out the expired positions that it meets.
@@ -155,8 +155,8 @@ class KeyedReplay:
     ) -> tuple[list[tuple[Position, int]], int]:
         """Remove the lowest `count` unacknowledged positions that wait for the consumer, with their
         slots. `allowed` says whether the consumer may get entries of a slot; if not, the slot
-        leaves the queue. Returns also the number of queued items that were dropped. The call ends
-        when this number is `dropped_max`."""
+        leaves the queue. Returns also the number of invalid items and acknowledged positions that
+        the call dropped. The call ends when this number is `dropped_max`."""
         queue = self._queues.get(consumer)
         taken: list[tuple[Position, int]] = []
         highest_acked = acks.highest_acked

@@ -23,8 +23,8 @@ counts.
 
 Invariants (see `check`):
     1. An entry is in at most one of the six places, and pending at most one consumer.
-    2. An entry that was never delivered is at or after `read_position`, or held, in replay, parked
-       or delayed.
+    2. An entry that was never delivered is at or after `read_position`, or held, in replay, in
+       flight, parked or delayed.
     3. While a read is outstanding, no entry is held. Without a consumer, no entry is held.
     4. Only unacknowledged entries have a redelivery count.
     5. Every number of unacknowledged messages is the sum over the pending entries.

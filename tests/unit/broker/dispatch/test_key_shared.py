@@ -613,7 +613,7 @@ def test_waiting_hashes_that_move_are_queued_in_parts() -> None:
     assert it.machine.waiting == 24
     second = it.join(name="second")
     [soon] = [each for each in it.machine.explain(it.now) if each.why is Why.UNBLOCKING]
-    what = "moved, drained or lost expired entries"
+    what = "moved, drained or had expired entries"
     assert soon.detail == f"14 hashes have {what}; the broker delivers them soon"
     assert soon.next_s == pytest.approx(PART_PAUSE_S, abs=0.001)
     it.flow(second, 100)

@@ -56,7 +56,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A command without an answer of its own. Its handler runs in the connection's reader task."""
+    """A command that is not a request. Its handler runs in the connection's reader task, and may
+    answer the command itself: ACK, NEGATIVE_ACK."""
 
     admission: Admission
     handler: Callable[[Context, Any], None]

@@ -8,7 +8,7 @@ size too late. Therefore CONNECT travels in the metadata of the gRPC call, which
 (runtime/grpc_frames.py). The broker reads no message of a gRPC client before it has accepted the
 CONNECT, unless the client must answer a challenge.
 
-The broker reads at most HANDSHAKES_MAX streams of clients in the handshake at once; other streams
+Over gRPC, the broker reads at most HANDSHAKES_MAX streams in the handshake at once; other streams
 wait in FIFO order. While others wait, the broker closes a stream that takes longer than
 HANDSHAKE_FAIR_S. `Requests` limits the requests of other gRPC calls in the same way, with
 REQUESTS_READ_MAX and REQUEST_FAIR_S. It also limits their bytes. For each connection, gRPC bounds
@@ -33,8 +33,8 @@ HANDSHAKE_BYTES_MAX: Final = 64 << 10
 with a large token."""
 
 HANDSHAKES_MAX: Final = 32
-"""The maximum number of streams in the handshake that the broker reads at once. An honest client
-needs a few milliseconds. Over gRPC a challenged client may send 6 MB, so all together may send 192
+"""The maximum number of gRPC streams in the handshake that the broker reads at once. An honest
+client needs a few milliseconds. A challenged client may send 6 MB, so all together may send 192
 MB."""
 
 HANDSHAKE_FAIR_S: Final = 1.0
@@ -104,7 +104,7 @@ class ConnectionLimits:
 
 
 class Handshakes:
-    """The streams of clients in the handshake. The broker reads `places` of them at once."""
+    """The gRPC streams in the handshake. The broker reads `places` of them at once."""
 
     def __init__(self, places: int = HANDSHAKES_MAX, *, fair_s: float = HANDSHAKE_FAIR_S) -> None:
         self._places = asyncio.Semaphore(places)

@@ -214,7 +214,7 @@ class _Watch:
             watched.unfollow()
             watched.log = log
             if watched.seen and watched.from_ledger not in log.chain.counts:
-                # Another topic of this name, or the ledger was trimmed. The ledgers of another
+                # Another topic has this name now, or the ledger was trimmed. The ledgers of another
                 # topic may have smaller ids, so the next message has all ledgers.
                 watched.from_ledger = 0
             watched.unfollow = log.watch(

@@ -109,8 +109,8 @@ class Admission(Enum):
     OPENS_CONSUMER = "its consumer id is free"
     OPEN_PRODUCER = "its producer is open"
     OPEN_CONSUMER = "its consumer is open"
-    CLOSES_PRODUCER = "always; a producer that is not open is closed already"
-    CLOSES_CONSUMER = "always; a consumer that is not open is closed already"
+    CLOSES_PRODUCER = "its producer is open; otherwise the machine itself answers with success"
+    CLOSES_CONSUMER = "its consumer is open; otherwise the machine itself answers with success"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Rule:
     """The treatment of commands of one type."""
 
     admission: Admission
-    request: bool  # False: a notice; the machine does not count it, and expects no answer to it
+    request: bool  # False: a notice; the machine does not count it or wait for its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class Session:
             # the consumer's entries again.
             if self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN:
                 return [Carry(command)]
-            # The handler of this notice answers, and the client waits for the answer.
+            # A client waits for the answer to a NEGATIVE_ACK, although the command is a notice.
             is_answered = command.type == Type.NEGATIVE_ACK
             return [_not_open(command)] if is_answered else []
         return self._answer(command, rule.admission)
@@ -371,7 +371,7 @@ class Session:
     def _out_of_phase(self, kind: int) -> Close:
         if self.phase is Phase.CONNECTING:
             return Close(f"the first command must be CONNECT, not {_name(kind)}")
-        return Close(f"{_name(kind)} before the client is authenticated")
+        return Close(f"{_name(kind)} before the client has answered the challenge")
 
     # ---- requests --------------------------------------------------------------------------------
 

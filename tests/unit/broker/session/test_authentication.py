@@ -153,7 +153,7 @@ def test_a_command_before_the_client_is_authenticated_ends_the_connection(early:
     session.on_command(command(connect()), 1.0)
     [action] = session.on_command(command(early), 1.0)
     assert isinstance(action, Close)
-    assert "before the client is authenticated" in action.reason
+    assert "before the client has answered the challenge" in action.reason
     session.check()
 
 
@@ -165,7 +165,7 @@ def test_a_send_before_the_client_is_authenticated_ends_the_connection() -> None
     session.on_command(command(connect()), 1.0)
     answer = session.on_sends(1, 1.0)
     assert isinstance(answer, Close)
-    assert "before the client is authenticated" in answer.reason
+    assert "before the client has answered the challenge" in answer.reason
 
 
 def test_an_auth_response_without_a_challenge_changes_nothing() -> None:

@@ -41,8 +41,8 @@ READ_BYTES_MAX: Final = 4 << 20
 """The maximum size of one read of a cursor ledger. Usually the ledger is smaller."""
 
 REPLAY_STEP_BYTES: Final = 16 << 10
-"""The bytes of entries that are replayed in one step of the loop, or one entry. 16 KiB hold some
-400 deltas, and take 5 ms."""
+"""The bytes of entries after whose replay the event loop runs other tasks. 16 KiB hold some 400
+deltas, and take 5 ms."""
 
 
 class Cursors:

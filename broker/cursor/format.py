@@ -34,7 +34,7 @@ ENTRY_BYTES_MAX: Final = 1 << 20
 (5,253,120 bytes)."""
 
 BODY_BYTES_MAX: Final = 1 << 18
-"""A longer record is cut in two, so that no entry exceeds ENTRY_BYTES_MAX by much."""
+"""A longer list or bitmap is cut into several records, so that each record fits into an entry."""
 
 _HEADER: Final = struct.Struct("<Bq")  # version, replay_from
 _RECORD: Final = struct.Struct("<BII")  # kind, subscription, size of the body

@@ -4,7 +4,7 @@ Both systems sync every entry before they acknowledge it. "standalone" is one pr
 bookie. "cluster" stores entries at 3/3/2: `magnetar local-cluster` has a process for each server,
 Pulsar has its broker and three bookies in one JVM. The program prints medians and a ratio (above 1:
 Magnetar is better) with the ratio of each turn. It also prints the CPU that processes outside of
-the comparison used meanwhile.
+the comparison used meanwhile, and the CPU time that the hypervisor of a virtual machine took.
 """
 
 from __future__ import annotations
@@ -69,11 +69,14 @@ def pulsar(chosen: Sequence[rows.Row], folder: Path, bookies: int) -> rows.Figur
         process.kill()
 
 
-def busy_s() -> float:
-    """Return the CPU seconds that all processes of the machine have used."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
-    idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK")
+def busy_s() -> tuple[float, float]:
+    """Return the CPU seconds that all processes of this machine have used, and the seconds in which
+    they waited for a CPU because the hypervisor ran another machine on it."""
+    user, nice, system, _, _, irq, softirq, stolen, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / ticks_per_s, stolen / ticks_per_s
 
 
 def ours_s() -> float:
@@ -92,16 +95,22 @@ def turns(
     count: int,
 ) -> None:
     found: tuple[list[rows.Figures], list[rows.Figures]] = ([], [])
-    busy_before_s, ours_before_s, began_s = busy_s(), ours_s(), time.monotonic()
+    (busy_before_s, stolen_before_s), ours_before_s = busy_s(), ours_s()
+    began_s = time.monotonic()
     for number in range(count):
         for system, figures in zip((ours, theirs), found, strict=True):
             print(f"{name}, turn {number + 1} of {count}", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(prefix="magnetar-peers-") as folder:
                 figures.append(system(chosen, Path(folder)))
     seconds = time.monotonic() - began_s
-    others = (busy_s() - busy_before_s) - (ours_s() - ours_before_s)
+    busy_after_s, stolen_after_s = busy_s()
+    others_s = (busy_after_s - busy_before_s) - (ours_s() - ours_before_s)
     report(name, *found)
-    print(f"others used {others / seconds:.2f} cores meanwhile\n", flush=True)
+    print(
+        f"meanwhile others used {others_s / seconds:.2f} cores,"
+        f" and the hypervisor took {stolen_after_s - stolen_before_s:.1f} s\n",
+        flush=True,
+    )
 
 
 def report(name: str, ours: Sequence[rows.Figures], theirs: Sequence[rows.Figures]) -> None:

@@ -1169,6 +1169,8 @@ class Subscriber:
             await self._attachment.wait_attached()
 
     async def _say_goodbye(self) -> None:
+        if self._task is not None:
+            self._task.cancel()  # the consumer must not attach again during the wait
         if self._connection is None:
             return
         command = pb.CommandCloseConsumer(consumer_id=self._consumer_id)

@@ -800,6 +800,8 @@ class Publisher:
         connection.ask(pb.CommandCloseProducer(producer_id=producer_id), lambda _: None)
 
     async def _say_goodbye(self) -> None:
+        if self._task is not None:
+            self._task.cancel()  # the producer must not attach again during the wait
         if self._connection is None:
             return
         command = pb.CommandCloseProducer(producer_id=self._producer_id)

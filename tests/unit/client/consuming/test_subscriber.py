@@ -341,6 +341,27 @@ async def test_close_says_whether_acknowledgements_are_missing(settled: bool) ->
             await consumer.close()
 
 
+async def test_closing_consumer_that_the_broker_has_closed_does_not_attach_again() -> None:
+    """A broker that hands the topic over closes the consumers, and may answer late."""
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe("t", "s", SHARED)
+        broker = cluster.brokers[A]
+        broker.script(pb.CommandCloseConsumer, None)
+        async with asyncio.TaskGroup() as group:
+            closing = group.create_task(consumer.close())
+            await settle()
+            (asked,) = broker.commands(pb.CommandCloseConsumer)
+            (session,) = [one for one in broker.sessions if asked in one.commands]
+            cluster.take_over(B)
+            session.send(pb.CommandCloseConsumer(consumer_id=asked.consumer_id, request_id=UNASKED))
+            await asyncio.sleep(5)
+            assert not closing.done()
+            session.send(pb.CommandSuccess(request_id=asked.request_id))
+        await settle()
+        assert not subscription(cluster).consumers
+        assert not cluster.brokers[B].commands(pb.CommandSubscribe)
+
+
 async def test_close_wakes_a_waiting_receive() -> None:
     async with client_among() as (client, _):
         consumer = await client.subscribe("t", "s")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
+from fakes.session_broker import UNASKED
 from support import settle, wait_until
 
 from magnetar.client.errors import (
@@ -511,6 +512,26 @@ async def test_close_waits_for_receipts() -> None:
             await producer.send(b"z")
         with pytest.raises(AlreadyClosed):
             await producer.close()
+
+
+async def test_closing_producer_that_the_broker_has_closed_does_not_attach_again() -> None:
+    """A broker that hands the topic over closes the producers, and may answer late."""
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        broker = cluster.brokers[A]
+        broker.script(pb.CommandCloseProducer, None)
+        async with asyncio.TaskGroup() as group:
+            closing = group.create_task(producer.close())
+            await settle()
+            (asked,) = broker.commands(pb.CommandCloseProducer)
+            session = broker.sessions[0]
+            cluster.take_over(B)
+            session.send(pb.CommandCloseProducer(producer_id=asked.producer_id, request_id=UNASKED))
+            await asyncio.sleep(5)
+            assert not closing.done()
+            session.send(pb.CommandSuccess(request_id=asked.request_id))
+        await settle()
+        assert not cluster.brokers[B].commands(pb.CommandProducer)
 
 
 async def test_close_of_a_producer_with_all_receipts_names_the_missing_answer() -> None:

@@ -23,7 +23,7 @@ from magnetar.client.errors import (
     PulsarException,
     TopicNotFound,
 )
-from magnetar.client.guard import guarded
+from magnetar.client.guard import guarded, guarding
 from magnetar.client.message import Message, MessageId
 from magnetar.client.message_queue import SourceQueue
 from magnetar.client.options import ConsumerOptions, InitialPosition, RegexSubscriptionMode
@@ -67,6 +67,10 @@ def many_of(options: ConsumerOptions) -> ManyOptions:
 OPENING_MAX: Final = 100
 """Topics that one consumer joins at the same time when it begins."""
 
+DIVISION_DELAY_S: Final = 0.1
+"""The time in seconds between the failure of a topic and the new division of the queue. The
+division visits every topic, and thousands of topics of a list can be missing."""
+
 
 class ManySubscriber:
     """The core of one consumer or reader of several topics. `open` joins the topics."""
@@ -109,7 +113,8 @@ class ManySubscriber:
         self._follower: asyncio.Task[None] | None = None  # None: not opened
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self._over = asyncio.Event()
-        self._division_is_due = False  # the queue is divided anew in the next turn of the loop
+        # Divides the queue anew. None: no division is due.
+        self._division: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Join the topics. If this fails for a topic, close the consumer and raise the error.
@@ -325,6 +330,7 @@ class ManySubscriber:
         self._failure = self._failure or error
         self._stop_following()
         self._queue.fail(self._failure)
+        self._cancel_division()
         for child in self.cores:
             child.shut_down(error)
         self._over.set()
@@ -332,6 +338,11 @@ class ManySubscriber:
     def _stop_following(self) -> None:
         if self._follower is not None:
             self._follower.cancel()
+
+    def _cancel_division(self) -> None:
+        if self._division is not None:
+            self._division.cancel()
+            self._division = None
 
     # Topics that join and leave
 
@@ -404,9 +415,10 @@ class ManySubscriber:
             return
         child.shut_down(error)
         log.info("topic not joined", topic=topic, reason=str(error))
-        if not self._division_is_due:  # many topics may fail in one turn
-            self._division_is_due = True
-            asyncio.get_running_loop().call_soon(self._share_queue)
+        if self._division is None:
+            self._division = asyncio.get_running_loop().call_later(
+                DIVISION_DELAY_S, guarding(self, self._share_queue)
+            )
 
     def _leave(self, topic: str) -> None:
         """Close the consumer of a deleted topic, and drop its messages in the queue."""
@@ -425,7 +437,7 @@ class ManySubscriber:
 
     def _share_queue(self) -> None:
         """Divide the limits of the queue among the topics."""
-        self._division_is_due = False
+        self._cancel_division()
         count = max(1, len(self._children))
         messages_max = max(1, self._total_messages_max // count)
         messages_max = min(self.subscription.queue_messages_max, messages_max)

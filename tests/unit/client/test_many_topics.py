@@ -13,7 +13,7 @@ from fakes.client_world import EARLIEST, TOPIC, A, B, client_among, expect_none
 from fakes.session_broker import UNASKED
 from support import settle, wait_until
 
-from magnetar.client.consuming.many import ManySubscriber
+from magnetar.client.consuming.many import OPENING_MAX, ManySubscriber
 from magnetar.client.consuming.permits import QUEUE_BYTES_MAX
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.errors import (
@@ -616,10 +616,37 @@ async def test_missing_topics_of_a_list_take_no_share_of_the_queue() -> None:
         consumer = await client.subscribe(
             ["t", *missing], "s", max_total_receiver_queue_size_across_partitions=1000
         )
-        await settle()
+        await asyncio.sleep(1)
         [core] = consumer._subscriber.cores
         assert core._permits._messages_max == 1000
         assert core._permits._bytes_max == QUEUE_BYTES_MAX
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_many_missing_topics_of_a_list_divide_the_queue_once(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More topics than the consumer joins at the same time, so that they fail in several turns."""
+    divisions = 0
+    divide = ManySubscriber._share_queue
+
+    def counted(core: ManySubscriber) -> None:
+        nonlocal divisions
+        divisions += 1
+        divide(core)
+
+    monkeypatch.setattr(ManySubscriber, "_share_queue", counted)
+    async with client_among() as (client, cluster):
+        missing = [full(f"u{number}") for number in range(3 * OPENING_MAX)]
+        cluster.owners.update(dict.fromkeys(missing, B))
+        gone = pb.CommandError(request_id=0, error=pb.TopicNotFound, message="no such topic")
+        cluster.brokers[B].script(pb.CommandSubscribe, *[gone] * len(missing))
+        consumer = await client.subscribe(["t", *missing], "s")
+        assert divisions == 1  # before the topics failed
+        if closes:
+            await consumer.close()
+        await asyncio.sleep(1)
+        assert divisions == (1 if closes else 2)
 
 
 async def test_list_begins_although_a_lookup_says_that_a_topic_is_missing() -> None:

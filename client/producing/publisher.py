@@ -130,7 +130,7 @@ class Publisher:
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
-        self._flushes: list[_Flush] = []
+        self._flushes: list[_Flush] = []  # the calls of flush() that wait or were just settled
         self._told = 0  # the number of entries whose outcome was reported
         # The first error, since the last flush, of a message that did not become an entry.
         self._refused: PulsarException | None = None
@@ -243,11 +243,22 @@ class Publisher:
             self._flushes.append(flush)
             try:
                 await flush.done
-            except asyncio.CancelledError:  # the next call raises the error instead
-                self._refused = flush.error or self._refused
+            except asyncio.CancelledError:  # another call raises the error instead
+                if not flush.is_raised and not self._flushes_with(flush.error, besides=flush):
+                    self._refused = flush.error or self._refused
                 raise
+            except PulsarException as error:
+                for other in self._flushes_with(error, besides=flush):
+                    other.is_raised = True
+                raise
+            finally:
+                self._flushes.remove(flush)
         elif refused is not None:
             raise refused
+
+    def _flushes_with(self, error: PulsarException | None, *, besides: _Flush) -> list[_Flush]:
+        """Return the other calls under way that raise this error."""
+        return [one for one in self._flushes if one is not besides and one.error is error]
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
         """Return the version of a schema on the topic. The broker adds the schema if the topic does
@@ -725,9 +736,10 @@ class Publisher:
         self.on_frame_end()
 
     def _settle_flushes(self) -> None:
-        while self._flushes and self._flushes[0].target <= self._pending.reported:
-            flush = self._flushes.pop(0)
-            if flush.done.done():  # the call of flush() was cancelled
+        for flush in self._flushes:
+            if flush.target > self._pending.reported:
+                return
+            if flush.done.done():  # settled before, or the call of flush() was cancelled
                 continue
             if flush.error is None:
                 flush.done.set_result(None)
@@ -820,13 +832,14 @@ class _Early:
     due_at: float | None  # None: no time limit
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Flush:
     """A call of flush(). It waits until the outcomes of `target` entries are reported."""
 
     target: int
     done: asyncio.Future[None]
     error: PulsarException | None = None  # None: all entries so far were stored
+    is_raised: bool = False  # another call has raised `error`
 
 
 def _builder(options: ProducerOptions) -> BatchBuilder | None:

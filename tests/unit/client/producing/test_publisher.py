@@ -28,6 +28,7 @@ from magnetar.client.errors import (
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, CompressionType, ProducerAccessMode
 from magnetar.client.producer import _Waiting
+from magnetar.client.producing.publisher import Publisher
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX, parse_entry
 from magnetar.protos.message import decode_messages, read_entry
@@ -404,6 +405,60 @@ async def test_the_error_of_a_cancelled_flush_is_raised_by_the_next_one() -> Non
         cluster.take_over(B)
         with pytest.raises(MessageTooBig):
             await producer.flush()
+        await producer.flush()
+
+
+async def error_of_flush(producer: Producer) -> PulsarException | None:
+    try:
+        await producer.flush()
+    except PulsarException as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("other", ["has raised", "waits", "is settled", "is cancelled, too"])
+async def test_a_cancelled_flush_keeps_no_error_that_another_one_raises(other: str) -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).hold_receipts = True
+        producer = await client.create_producer("t", batching_enabled=False)
+        (created,) = cluster.brokers[A].commands(pb.CommandProducer)
+        ids = {"producer_id": created.producer_id}
+        session = cluster.brokers[A].sessions[0]
+        stored = pb.MessageIdData(ledgerId=1, entryId=1)
+        receipt = pb.CommandSendReceipt(**ids, sequence_id=1, message_id=stored)
+        error = pb.NotAllowedError
+        refusal = pb.CommandSendError(**ids, sequence_id=0, error=error, message="no")
+        producer.send_async(b"0", None)
+        async with asyncio.TaskGroup() as group:
+            if other == "has raised":
+                first = group.create_task(error_of_flush(producer))
+                await settle()
+                producer.send_async(b"1", None)
+            else:
+                producer.send_async(b"1", None)
+                first = group.create_task(error_of_flush(producer))
+            cancelled = group.create_task(error_of_flush(producer))
+            await settle()
+            session.send(refusal)
+            await settle()
+            assert first.done() == (other == "has raised")
+            if other == "is settled":
+                publisher = producer._publisher
+                assert isinstance(publisher, Publisher)
+                publisher.on_receipts([1], 1, [1])
+                publisher.on_frame_end()  # both calls are settled, and none has continued
+            elif other == "is cancelled, too":
+                first.cancel()
+            cancelled.cancel()
+            if other != "is settled":
+                await settle()
+                session.send(receipt)
+        assert cancelled.cancelled()
+        if other == "is cancelled, too":
+            with pytest.raises(NotAllowedError):
+                await producer.flush()
+        else:
+            assert isinstance(first.result(), NotAllowedError)
         await producer.flush()
 
 

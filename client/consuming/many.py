@@ -128,13 +128,13 @@ class ManySubscriber:
             self._wanted.update(names)
             await self._join_all(names)
             self.check_open()
+            name = f"topics of {self.topic}, {self.subscription.name}"
+            self._follower = self._parts.scope.start(
+                guarded(self, partial(self._source.follow, self)), name
+            )
         except BaseException:
             self.shut_down(AlreadyClosed("the consumer was not created", topic=self.topic))
             raise
-        name = f"topics of {self.topic}, {self.subscription.name}"
-        self._follower = self._parts.scope.start(
-            guarded(self, partial(self._source.follow, self)), name
-        )
 
     @property
     def cores(self) -> Sequence[Subscriber]:

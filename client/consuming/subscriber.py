@@ -178,8 +178,8 @@ class Subscriber:
     def begin(self) -> None:
         """Start a task that attaches. If the attachment fails, the queue fails with the reason."""
         name = f"consumer of {self.topic}, {self.subscription.name}"
-        self._parts.live.add(self)
         self._task = self._parts.scope.start(guarded(self, self._attachment.run), name)
+        self._parts.live.add(self)
 
     @property
     def cores(self) -> Sequence[Subscriber]:

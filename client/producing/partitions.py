@@ -63,9 +63,9 @@ class PartitionedPublisher:
 
     async def open(self) -> None:
         """Attach for the first time. If that fails, close the producer and raise the reason."""
-        self._parts.live.add(self)
         name = f"growth of {self.topic}"
         self._growth = self._parts.scope.start(guarded(self, self._follow_growth), name)
+        self._parts.live.add(self)
         try:
             if self._lazy:  # open one, so that the caller gets a refusal at once
                 await self._opened([self._first_partition()])

@@ -149,9 +149,9 @@ class Publisher:
 
     def begin(self) -> None:
         """Begin to attach for the first time. Messages wait until the publisher is attached."""
-        self._parts.live.add(self)
         work = guarded(self, self._attachment.run)
         self._task = self._parts.scope.start(work, f"producer of {self.topic}")
+        self._parts.live.add(self)
 
     @property
     def never_opened(self) -> bool:

@@ -15,6 +15,8 @@ from support import settle
 
 import magnetar
 import magnetar.asyncio
+from magnetar.client.consumer import LoopQueue
+from magnetar.client.consuming.many import ManySubscriber
 from magnetar.client.errors import (
     START_ADVICE,
     AlreadyClosed,
@@ -26,7 +28,7 @@ from magnetar.client.errors import (
     Timeout,
     UnknownError,
 )
-from magnetar.client.options import ConsumerType
+from magnetar.client.options import ConsumerOptions, ConsumerType, ProducerOptions
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -104,6 +106,40 @@ async def test_bug_in_one_close_leaves_no_tasks_and_closes_everything_else() -> 
         assert cluster.topic(TOPIC).subscriptions["s"].unacked == {}
         assert {session.stream.ended for session in cluster.brokers[A].sessions} == {True}
         assert own_tasks(before | set(cluster._tasks)) == []
+
+
+class NoTopics:
+    """A source that has found no topics so far."""
+
+    title = "none"
+    creates_topics = False
+    may_miss = True
+
+    async def first(self) -> list[str]:
+        return []
+
+    async def follow(self, _: object) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_core_that_cannot_start_its_task_is_not_kept() -> None:
+    """The tasks of a client end before its cores do when the loop ends, or after a bug."""
+    async with client_among() as (client, cluster):
+        cluster.partitions[f"{TOPIC}s"] = 2
+        cores = [
+            await client.publisher(ProducerOptions("t")),
+            await client.publisher(ProducerOptions("ts")),
+            await client.consumer_core(ConsumerOptions("t", "s"), LoopQueue()),
+        ]
+        many = await client.consumer_core(ConsumerOptions("ts", "s"), LoopQueue())
+        assert isinstance(many, ManySubscriber)
+        many._source = NoTopics()
+        client.parts.scope.cancel()
+        await settle()
+        for core in (*cores, many):
+            with pytest.raises(AlreadyClosed):
+                await core.open()
+            assert not client.parts.live
 
 
 async def test_bug_in_the_close_of_one_session_ends_all_sessions(

@@ -48,9 +48,10 @@ class GrpcDialer:
         return _StreamOfChannel(stream, channel, self._channels)
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, set()
-        for channel in channels:
+        while self._channels:
+            channel = next(iter(self._channels))
             await channel.close()
+            self._channels.discard(channel)  # last: a cancelled call is repeated
         if self._opened:
             await asyncio.sleep(LATE_COMPLETIONS_S)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import wait_until
 
 from magnetar.client.options import ClientOptions
+from magnetar.client.session.dialer import GrpcDialer
 from magnetar.client.session.pool import Purpose
 from magnetar.client.session.transport import dialer_of
 from magnetar.runtime.errors import StreamClosed
@@ -118,3 +119,28 @@ async def test_second_close_does_not_break_the_goodbye_of_the_first() -> None:
                 group.create_task(stream.close())
         await wait_until(lambda: broker.goodbyes == 1)
         assert broker.frames == [b"first", b"last"]
+
+
+class SlowChannel:
+    """A channel that closes when the event is set."""
+
+    def __init__(self, may_close: asyncio.Event) -> None:
+        self._may_close = may_close
+        self.closed = False
+
+    async def close(self) -> None:
+        await self._may_close.wait()
+        self.closed = True
+
+
+async def test_close_after_a_cancelled_close_closes_all_channels() -> None:
+    dialer = GrpcDialer()
+    may_close = asyncio.Event()
+    channels: list[Any] = [SlowChannel(may_close) for _ in range(2)]
+    dialer._channels.update(channels)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await dialer.close()
+    may_close.set()
+    await dialer.close()
+    assert [channel.closed for channel in channels] == [True, True]

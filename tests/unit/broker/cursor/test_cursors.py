@@ -15,6 +15,7 @@ from fakes.topic_log import QUICK, SMALL, TOPIC, TopicLog, opened, opened_cursor
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
+from magnetar.broker.cursor import journal
 from magnetar.broker.cursor.backlog import Backlog
 from magnetar.broker.cursor.cursors import Cursors
 from magnetar.broker.errors import (
@@ -329,6 +330,85 @@ async def test_receipts_wait_without_bookies_up_to_their_limit() -> None:
         await receipts.wait(5)
         assert receipts.given[2:] == [(0, None), (1, None), (2, None)]
         assert cursor.mark_delete == positions_of(topic)[4]
+
+
+async def acknowledge_during_outage(
+    cursor: Cursor, topic: TopicLog, receipts: Receipts, world: ClusterState
+) -> None:
+    world.ledgers.hold()
+    for number, position in enumerate(positions_of(topic)[:5]):
+        cursor.acknowledge([position], receipts.of(number))
+    await settle()
+    assert receipts.given == []
+
+
+async def counts_of(receipts: Receipts, count: int) -> list[int]:
+    """The numbers of receipts that were called by each turn of the loop, until there are
+    `count`."""
+    counts = [0]
+    while counts[-1] < count:
+        await asyncio.sleep(0)
+        if len(receipts.given) != counts[-1]:
+            counts.append(len(receipts.given))
+    return counts
+
+
+async def test_many_receipts_of_a_write_are_called_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal, "RECEIPTS_PER_TURN", 2)
+    world, receipts = ClusterState(), Receipts()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        await acknowledge_during_outage(cursor, topic, receipts, world)
+        world.ledgers.release()
+        assert await counts_of(receipts, 2) == [0, 2]
+        cursor.acknowledge(positions_of(topic)[5:6], receipts.of(5))
+        assert await counts_of(receipts, 5) == [0, 4, 5]
+        await receipts.wait(6)
+        assert receipts.given == [(number, None) for number in range(6)]
+
+
+async def test_an_end_between_turns_calls_the_receipts_of_durable_changes_with_success(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal, "RECEIPTS_PER_TURN", 2)
+    world, receipts = ClusterState(), Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        await acknowledge_during_outage(cursor, topic, receipts, world)
+        world.ledgers.release()
+        assert await counts_of(receipts, 2) == [0, 2]
+        cursor.acknowledge(positions_of(topic)[5:6], receipts.of(5))
+        cursors.abandon()
+        assert receipts.given[:5] == [(number, None) for number in range(5)]
+        [(what, error)] = receipts.given[5:]
+        assert what == 5
+        assert isinstance(error, LogClosed)
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+async def test_many_receipts_of_a_failed_write_are_called_in_turns_until_the_end(
+    monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
+) -> None:
+    monkeypatch.setattr(journal, "RECEIPTS_PER_TURN", 2)
+    world, receipts = ClusterState(), Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        await acknowledge_during_outage(cursor, topic, receipts, world)
+        appender = world.ledgers.live_appender()
+        appender.fail(LedgerRefused(appender.ledger, "BAD_REQUEST"))
+        assert await counts_of(receipts, 2) == [0, 2]
+        if is_abandoned:
+            cursors.abandon()
+        else:
+            await cursors.close()
+        assert [what for what, _ in receipts.given] == list(range(5))
+        assert {type(error) for _, error in receipts.given} == {LogUnavailable}
+        world.ledgers.release()
 
 
 async def test_new_owner_fences_the_cursors_of_the_previous_owner() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.bookie.ledger.appender import LedgerAppender
@@ -87,6 +88,8 @@ class Ledgers:
         self._group: asyncio.TaskGroup | None = None  # None: not running
         # appenders that need ticks, in the order of their requests
         self._busy: dict[LedgerAppender, None] = {}
+        # appenders that have not learned of the last change of the list of bookies; the next first
+        self._untold: dict[LedgerAppender, None] = {}
         self._boots: dict[Member, int] = {}  # the boot epoch of the last registration
         self._recovering: dict[LedgerId, asyncio.Future[LedgerMetadata]] = {}
 
@@ -102,6 +105,7 @@ class Ledgers:
                     await self._tick()
                 finally:
                     self._group = None
+                    self._untold.clear()
                     unwatch()
         finally:
             for ledger, answer in self._recovering.items():
@@ -235,12 +239,18 @@ class Ledgers:
             if self._boots.get(member) != registration.boot_epoch:
                 self._boots[member] = registration.boot_epoch
                 self.services.health.on_success(member, now)  # the bookie has just started
-        self._spawn(self._tell_busy())
+        is_telling = bool(self._untold)
+        self._untold |= self._busy
+        if not is_telling:
+            self._spawn(self._tell_busy())
 
     async def _tell_busy(self) -> None:
-        for number, appender in enumerate(list(self._busy), 1):
-            appender.on_bookies_changed()
-            if number % TICKS_PER_TURN == 0:
+        """Tell the appenders that have not learned of the last change."""
+        while self._untold:
+            for appender in list(islice(self._untold, TICKS_PER_TURN)):
+                del self._untold[appender]
+                appender.on_bookies_changed()
+            if self._untold:
                 await asyncio.sleep(0)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

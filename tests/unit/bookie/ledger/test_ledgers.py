@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from fakes.ledger_bookies import bookie_cluster
@@ -18,6 +19,7 @@ from magnetar.bookie.ledger.errors import (
     NotEnoughBookies,
     QuorumTimeout,
 )
+from magnetar.bookie.ledger.ledgers import TICKS_PER_TURN
 from magnetar.metadata import paths
 from magnetar.metadata.memory import Fault, MemoryStore
 from magnetar.metadata.model import LedgerId, LedgerState
@@ -589,3 +591,33 @@ async def test_close_without_entries_in_flight_does_not_wait_for_an_ensemble_cha
             metadata = await closing
             assert metadata.last_entry == 0
             assert await ledgers.metadata(appender.ledger) == metadata
+
+
+# -- many ledgers ----------------------------------------------------------------------------------
+
+
+async def test_changes_in_a_row_tell_some_ledgers_in_one_turn_of_the_loop() -> None:
+    class Told:
+        times = 0
+
+        def on_bookies_changed(self) -> None:
+            self.times += 1
+
+        def tick(self, now: float) -> bool:
+            return True
+
+    async with ledger_cluster(3) as (_, ledgers):
+        await ledgers.wait_ready()
+        await settle()
+        appenders = [Told() for _ in range(2 * TICKS_PER_TURN + 1)]
+        ledgers._busy.update(dict.fromkeys(appenders))  # type: ignore[arg-type]
+        told = [0]
+        for _ in range(6):
+            if len(told) < 3:
+                ledgers._on_bookies_changed()
+            await asyncio.sleep(0)
+            told.append(sum(each.times for each in appenders))
+        steps = [after - before for before, after in pairwise(told)]
+        # The second change comes after the first step, so its ledgers are told again.
+        assert steps == [TICKS_PER_TURN] * 3 + [1, 0, 0]
+        assert all(each.times >= 1 for each in appenders)

@@ -4,13 +4,13 @@ Theory. The bookie admits a ledger's first ordinary add only after a check (`Fir
 ledger must exist, be open, and name this incarnation of this bookie in its last ensemble. The check
 reads the metadata store, which may be slow or unreachable. Other ledgers and other streams must not
 wait for it. So the adds of an unchecked ledger wait here, in the order of their arrival. After the
-check the service offers them to `Admission` again, in steps of SETTLED_BYTES. Each step is
-synchronous. A fence that arrived before the step was recorded first, so it stops the adds of the
-step. A refusal is the result for all steps. An OK is used for the first step only: before a later
-step, the collector may have deleted the ledger. Until the last step, the service takes no further
-frame of the streams that sent these adds. So the adds of a ledger keep their order, unless the
-ledger was deleted between two steps and is checked again. Admission and recovery do not need the
-order.
+check the service offers them to `Admission` again, in steps of SETTLED_BYTES. The first step has
+a turn of the loop for itself; later turns have STEPS_PER_TURN steps. Each step is synchronous. A
+fence that arrived before the step was recorded first, so it stops the adds of the step. A refusal
+is the result for all steps. An OK is used for the first step only: before a later step, the
+collector may have deleted the ledger. Until the last step, the service takes no further frame of
+the streams that sent these adds. So the adds of a ledger keep their order, unless the ledger was
+deleted between two steps and is checked again. Admission and recovery do not need the order.
 
 The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
 "unknown".
@@ -46,6 +46,8 @@ WAITING_BYTES_MAX: Final = 32 << 20
 # Adds of this size, overhead included, are settled in one step, which takes a millisecond. All
 # waiting adds in one step could take half a second.
 SETTLED_BYTES: Final = 64 << 10
+# About 5 ms. WAITING_BYTES_MAX then take 103 turns of the loop, and a writer waits 5 s for an add.
+STEPS_PER_TURN: Final = 5
 # Memory of each add besides its envelope (measured: 297). So at most 100,000 adds wait. If all are
 # refused, their acks of 21 bytes each fit into one frame of FRAME_LIMIT_BYTES.
 ADD_OVERHEAD_BYTES: Final = 300
@@ -85,7 +87,7 @@ class FirstAdds:
         self._unseen: deque[int] = deque()  # ledgers whose check has not begun
         self._wake = asyncio.Event()
         self._settling: dict[Outbox, set[asyncio.Event]] = {}  # set when all adds are settled
-        self._turns = Turns()  # of the later steps
+        self._turns = Turns()  # the turns of the later steps
         self.waiting_bytes = 0
 
     def take(self, adds: Sequence[Add], outbox: Outbox) -> list[Add]:
@@ -136,8 +138,9 @@ class FirstAdds:
             steps = _steps(waiting.adds)
             self._settle_step(code, next(steps))
             code = None if code is BookieCode.OK else code
-            for step in steps:
-                await self._turns.take()
+            for number, step in enumerate(steps):
+                if number % STEPS_PER_TURN == 0:
+                    await self._turns.take()
                 self._settle_step(code, step)
         finally:
             self.waiting_bytes -= waiting.bytes

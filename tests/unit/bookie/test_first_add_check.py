@@ -16,6 +16,7 @@ from magnetar.bookie import first_add_check
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.first_add_check import (
     ADD_OVERHEAD_BYTES,
+    STEPS_PER_TURN,
     WAITING_BYTES_MAX,
     FirstAddCheck,
     FirstAdds,
@@ -188,11 +189,36 @@ async def test_waiting_first_adds_are_bounded() -> None:
         running.cancel()
 
 
+async def test_several_steps_of_waiting_adds_take_one_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(first_add_check, "SETTLED_BYTES", 1)
+    gate, settled = Gate(), list[int]()
+    newcomers = FirstAdds(
+        gate, lambda _code, adds, _outbox: settled.extend(each.entry for each in adds)
+    )
+    count = 1 + 2 * STEPS_PER_TURN + 1
+    adds = list(decode_adds(b"".join(add(1, entry) for entry in range(count))))
+    assert newcomers.take(adds, Outbox(_never, pending_bytes_max=1)) == []
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(newcomers.run())
+        gate.answer(1, OK)
+        counts = [0]
+        while counts[-1] < count:
+            await asyncio.sleep(0)
+            if len(settled) != counts[-1]:
+                counts.append(len(settled))
+        assert counts == [0, 1, 1 + STEPS_PER_TURN, 1 + 2 * STEPS_PER_TURN, count]
+        assert settled == list(range(count))
+        running.cancel()
+
+
 @pytest.mark.real_loop
 async def test_many_waiting_adds_are_settled_in_steps_and_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fences and other streams have their turn between two steps, later adds of the stream not."""
+    """Fences and other streams may have their turn before the last step; later adds of the stream
+    may not."""
     size = len(decode_adds(add(1, 0))[0].envelope) + ADD_OVERHEAD_BYTES
     monkeypatch.setattr(first_add_check, "SETTLED_BYTES", 2 * size)
     async with gated_bookie() as (bookie, gate):

@@ -3,7 +3,8 @@
 One task (`run`) reads the lists. When the metadata store reports a change, the namespace is queued.
 The task waits GATHER_S, then reads the list and tells each watcher which topics are new and which
 were deleted. Because of this wait, a thousand topics that are created together cause only a few
-reads and updates. A namespace without watchers is forgotten.
+reads and updates. The task repeats a failed read after RETRY_S, and serves other namespaces
+meanwhile. A namespace without watchers is forgotten.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class _Watched:
     names: Names = field(default_factory=dict)
     listeners: dict[Listener, None] = field(default_factory=dict)
     joining: dict[Listener, asyncio.Future[Names]] = field(default_factory=dict)
+    retry: asyncio.TimerHandle | None = None  # None: no read is to be repeated after a failure
 
     @property
     def is_needed(self) -> bool:
@@ -96,6 +98,8 @@ class WatchedLists:
                 joined.set_exception(ListUnavailable(str(namespace), "the watcher has ended"))
             if not watched.is_needed:
                 watched.unwatch()
+                if watched.retry is not None:
+                    watched.retry.cancel()
                 del self._watched[namespace]
 
     async def run(self) -> None:
@@ -134,9 +138,9 @@ class WatchedLists:
                 watched.joining.pop(listener, None)
                 if not joined.done():
                     joined.set_exception(ListUnavailable(str(namespace), str(error)))
-            if watched.listeners:
-                await asyncio.sleep(RETRY_S)
-                self._on_changed(namespace)
+            if watched.listeners and watched.retry is None:
+                loop = asyncio.get_running_loop()
+                watched.retry = loop.call_later(RETRY_S, self._retry, namespace, watched)
             return
         names: dict[str, TopicName] = {}
         for start in range(0, len(found), NAMES_PER_SLICE):
@@ -154,6 +158,10 @@ class WatchedLists:
             if watched.joining.pop(listener, None) is not None and not joined.done():
                 watched.listeners[listener] = None
                 joined.set_result(names)
+
+    def _retry(self, namespace: NamespaceName, watched: _Watched) -> None:
+        watched.retry = None
+        self._on_changed(namespace)
 
     def _on_changed(self, namespace: NamespaceName) -> None:
         self._changed[namespace] = None

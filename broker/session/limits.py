@@ -181,9 +181,14 @@ class Requests:
 
     async def _read(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         loop = asyncio.get_running_loop()
+
+        def give_up() -> None:
+            if not slow.expired():  # otherwise the read has been cancelled and is ending
+                slow.reschedule(loop.time())
+
         try:
             async with asyncio.timeout(None) as slow:
-                async with self._reading.place(lambda: slow.reschedule(loop.time())):
+                async with self._reading.place(give_up):
                     return await read()
         except TimeoutError:
             reason = f"reading it took longer than {REQUEST_FAIR_S:g} s while others waited"

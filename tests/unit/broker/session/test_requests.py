@@ -67,6 +67,29 @@ async def test_requests_that_never_end_hold_the_gate_until_others_wait() -> None
             task.cancel()
 
 
+async def test_a_slow_request_that_ends_slowly_is_refused_once() -> None:
+    requests, started = Requests(), list[object]()
+
+    async def read() -> bytes:
+        try:
+            return await never(started)
+        finally:
+            await asyncio.sleep(REQUEST_FAIR_S)
+
+    async def slow() -> None:
+        with pytest.raises(RequestRefused, match=r"took longer than 0\.25 s"):
+            async with requests.hold(read):
+                raise AssertionError
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(REQUESTS_READ_MAX):
+            group.create_task(slow())
+        await asyncio.sleep(REQUEST_FAIR_S / 2)
+        assert len(started) == REQUESTS_READ_MAX
+        async with requests.hold(partial(answered, b"honest")) as request:
+            assert request == b"honest"
+
+
 async def test_the_bytes_of_requests_that_are_being_answered_are_bounded() -> None:
     requests, end = Requests(), asyncio.Event()
     largest = bytes(REQUEST_BYTES_MAX)

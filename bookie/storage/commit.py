@@ -6,9 +6,10 @@ group. During the sync, new writes fill the next group. So a busy disk makes lar
 disk makes groups of one write, and no write waits for a timer.
 
 When RocksDB is too far behind with its background work, it blocks the next write, and with it the
-event loop. To prevent this, the task asks the store how much background work is pending: after a
-sync, at most once in PRESSURE_AGE_S. Before RocksDB would block, writers wait (`wait_room`). After
-HELD_S_MAX the bookie refuses their adds (`overloaded`).
+event loop. To prevent this, the task asks the store after a sync, at most once in PRESSURE_AGE_S,
+how much background work is pending. Before RocksDB would block, adds are delayed: writers wait
+(`wait_room`). While adds are delayed, the task asks after every sync, and every PRESSURE_LOOK_S if
+there is nothing to sync. After HELD_S_MAX, the bookie refuses adds (`overloaded`).
 
 Invariants:
     1. The task calls a `done` given to `when_durable` only after a sync that began after all
@@ -43,8 +44,8 @@ log = get_logger(__name__)
 # The bytes that a deletion adds to the pending bytes: roughly the size of its keys. The number must
 # be above 0.
 DELETION_BYTES: Final = 64
-# While adds are delayed, the time between two questions to the store. A flush of 64 MiB takes a
-# quarter of a second.
+# While adds are delayed and there is nothing to sync, the time between two questions to the store.
+# A flush of 64 MiB takes a quarter of a second.
 PRESSURE_LOOK_S: Final = 0.05
 # While the store keeps up, the minimum time between two questions to the store. A question costs
 # 5 % of the CPU time of a group of one write.
@@ -145,7 +146,8 @@ class GroupCommit:
 
     async def wait_room(self) -> None:
         """Wait while `pending_bytes_max` bytes or more are pending, and while adds are delayed
-        because the store is too slow. Raises StorageFailed."""
+        because the store is too slow, until the bookie refuses them (`overloaded`). Raises
+        StorageFailed."""
         while self._failure is None and self._is_full():
             self._room.clear()
             await self._room.wait()

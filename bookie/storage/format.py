@@ -103,7 +103,7 @@ def key_ledger(key: bytes) -> int:
     return int(ledger)
 
 
-# -- The ledger record ----- --------------------------------------------------------------------
+# -- The ledger record --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGE: Final = 1000
-# The damaged entries of each ledger that are listed; further ones are only counted.
+# The number of damaged entries that are listed for each ledger; further ones are only counted.
 NAMED_MAX: Final = 100
 
 RECORD_REMEDY: Final = (
-    "The bookie answers each request for a ledger with a damaged record with 'unknown'. Start the "
-    "bookie and run `magnetar bookies decommission`, which copies the ledgers from other bookies. "
-    "Stop the bookie when the command says so. After the end of the command, start it on an empty "
-    "directory."
+    "If the record of a ledger is damaged, the bookie answers each request for the ledger with "
+    "'unknown'. Start the bookie and run `magnetar bookies decommission`, which copies the ledgers "
+    "from other bookies. Stop the bookie when the command says so. After the end of the command, "
+    "start the bookie on an empty directory."
 )
 
 

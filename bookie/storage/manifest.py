@@ -3,13 +3,13 @@
 Why. RocksDB sometimes opens "successfully" with synced entries missing. A length field in the last
 block of a log or of the MANIFEST may point past the end of the file. A log in the middle may end
 early or be empty. The MANIFEST may have lost its end: RocksDB then deletes flushed tables as
-unknown. Neither its sequence number nor its consistency checks show any of this.
+unknown. Neither RocksDB's sequence number nor its consistency checks show any of this.
 
 So each write of the watermark also records the size of the MANIFEST, and the last operation in the
 tables that it names (`ManifestState`). When the store is opened, that part of the MANIFEST must be
 intact, and the logs must hold all operations from there to the watermark. RocksDB may have added to
-the MANIFEST after the last write of the watermark. That part must be intact, too, but how far
-RocksDB had flushed then is unknown.
+the MANIFEST after the last write of the watermark. That part must be intact, too. How far RocksDB
+had flushed by then is unknown, so the logs are not checked in this case.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ The watchdog runs COMMAND and asks http://127.0.0.1:HTTP_PORT/health every CHECK
 has answered once and then answers nothing for `--silence` seconds, the watchdog sends it SIGKILL
 and exits with the server's exit status. systemd or Docker then restarts the watchdog and the
 server, by its own restart policy. An answer with a status other than 200 is an answer. The watchdog
-passes SIGTERM, SIGINT and SIGHUP on to the server. After such a signal it does not kill the server:
-a server that stops does not answer, and may need some time. `magnetar local-cluster --watchdog`
-watches all its servers in the same way.
+passes SIGTERM, SIGINT and SIGHUP on to the server. After such a signal the watchdog does not kill
+the server: a server that is shutting down does not answer, and may need some time.
+`magnetar local-cluster --watchdog` watches all its servers in the same way.
 
 Why the server is killed: other brokers replace a broker that stands still, and Magnetar's client
 continues at them. Apache's client stays on its open connection until its keep-alive gives up after

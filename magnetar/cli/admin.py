@@ -203,8 +203,8 @@ def _bounded(reply: HTTPResponse, address: str) -> bytes:
     answer = reply.read(ANSWER_BYTES_MAX + 1)
     if len(answer) > ANSWER_BYTES_MAX:
         fail(f"the answer of {address} is larger than {ANSWER_BYTES_MAX} bytes")
-    # http.client counts `length` down to the end of the body. None: no length. It reports the end
-    # of the connection within the headers as their end, so that the length can be missing.
+    # http.client counts `length` down to the end of the body. None: the headers have no length. If
+    # the connection ends within the headers, http.client reports this as the end of the headers.
     if reply.length or (reply.length is None and not reply.chunked and not answer):
         raise NoAnswer(_cut(address))
     return answer

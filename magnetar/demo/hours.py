@@ -34,8 +34,8 @@ YEAR_DAYS: Final = 365
 ADMIN_S: Final = 30.0
 
 Hours = dict[tuple[str, int], Delays]
-"""Delays by carrier and hour. The hour is given by its beginning, in seconds since 1970. Only
-`by_hour_of_day` returns the hour of the day instead, 0 to 23."""
+"""Delays by carrier and hour. The hour is given by its beginning, in seconds since 1970. The result
+of `by_hour_of_day` has the hour of the day instead, 0 to 23."""
 
 
 @dataclass(frozen=True, slots=True)

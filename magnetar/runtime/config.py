@@ -32,7 +32,7 @@ class RoleConfig(BaseModel):
         class BookieConfig(RoleConfig):
             role = "bookie"
             data_dir: Path
-            grpc_port: int = Field(3181, ge=0, le=65535, description="...")
+            grpc_port: int = Field(3182, ge=0, le=65535, description="...")
 
             @model_validator(mode="after")
             def quorums(self) -> Self:

@@ -425,7 +425,7 @@ async def test_ordered_negative_ack_withholds_no_message_of_another_topic() -> N
         ]
         await first.send(b"0", partition_key="k")
         [bad] = await receive(consumer, 1)
-        for number in (1, 2):  # their entries have higher ids than the message in the other topic
+        for number in (1, 2):  # the second entry has a higher id than the message in topic "a"
             await other.send(b"%d" % number, partition_key="k")
         await wait_until(lambda: len(consumer._queue) == 2)
         await consumer.negative_acknowledge(bad)

@@ -698,15 +698,21 @@ class Consumer:
     def close(self, *, drain: bool = False) -> None:
         """Wait until all acknowledgements are durable, then close the consumer.
 
-        With `drain`, the consumer first stops requesting messages. It then waits until the program
-        has acknowledged all delivered messages, so that the broker has nothing to redeliver.
-        Meanwhile, the listener or other threads must receive and acknowledge the messages.
+        With `drain`, the consumer first asks the broker for no more messages. It then waits until
+        the program has acknowledged all delivered messages, so that the broker has nothing to
+        redeliver. Meanwhile, the listener or other threads must receive and acknowledge the
+        messages. Without a connection, the consumer does not wait for the program: the broker
+        redelivers the messages.
 
-        Raises Timeout if the broker does not confirm the acknowledgements, or does not answer the
-        request to close, within `operation_timeout_seconds`, and the broker's refusal if it
-        rejected some of them. Raises OperationNotSupported for `drain` if the broker is not
-        Magnetar's. The consumer is closed in all these cases. Raises AlreadyClosed if the consumer
-        was closed before.
+        Raises Timeout if one of these takes longer than `operation_timeout_seconds`:
+
+        - with `drain`, the program acknowledges all delivered messages;
+        - the broker confirms the acknowledgements, and answers the request to close;
+        - the producer of dead letters closes.
+
+        Raises the broker's error if the broker rejected acknowledgements. Raises
+        OperationNotSupported for `drain` if the broker is not Magnetar's. The consumer is closed in
+        all these cases. Raises AlreadyClosed if `close` was called before.
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())

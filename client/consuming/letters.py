@@ -65,13 +65,15 @@ def is_letter_topic(
     named: Collection[TopicName],
     matches: Callable[[TopicName], bool],
 ) -> bool:
-    """Return whether a topic holds letters of this subscription. `named`: the letter topics that
-    the subscription's policy names. `matches`: whether the consumer's pattern matches a topic.
+    """Return whether a topic may hold letters of this subscription, judged by its name. `named`:
+    the letter topics that the subscription's policy names. `matches`: whether the consumer's
+    pattern matches a topic.
 
-    A consumer of a pattern leaves letter topics out. Otherwise it would move its dead letters again
+    A consumer of a pattern leaves such topics out. Otherwise it would move its dead letters again
     and again. A name can have two meanings: `t-a-b-DLQ` is for the topic `t-a` and the subscription
-    `b`, or for the topic `t` and the subscription `a-b`. If the pattern does not match `t-a`, this
-    consumer cannot have written such a letter.
+    `b`, or for the topic `t` and the subscription `a-b`. For the subscription `b`, the function
+    assumes the first meaning if the pattern matches `t-a`. Otherwise a consumer of `b` cannot have
+    written such a letter.
     """
     name = topic.base
     if name in named:

@@ -514,10 +514,10 @@ class Subscriber:
     async def close(self) -> None:
         """Wait until all earlier acknowledgements are durable, and close the consumer.
 
-        Raises Timeout if the broker does not confirm the acknowledgements, or does not answer the
-        request to close, within the operation timeout. Raises the broker's error if the broker
-        refused acknowledgements; the broker may redeliver their messages. The consumer is closed in
-        every case.
+        Raises Timeout if this takes longer than the operation timeout: the broker does not confirm
+        the acknowledgements, or does not answer the request to close, or the producer of dead
+        letters does not close. Raises the broker's error if the broker refused acknowledgements;
+        the broker may redeliver their messages. The consumer is closed in every case.
         """
         if self._failure is not None:
             await self._over.wait()  # another task is closing the consumer

@@ -128,7 +128,8 @@ class PartitionedPublisher:
     async def close(self) -> None:
         """Accept no more messages, wait for the pending receipts, and close all publishers.
 
-        Raises Timeout if receipts are missing after the operation's time limit.
+        Raises Timeout if receipts or a broker's answer are missing after
+        `operation_timeout_seconds`.
         """
         if self._failure is not None:
             await self._over.wait()  # another task is closing the producer

@@ -177,7 +177,9 @@ class InactiveTopicDeletion:
 class Policies:
     """The policies that one namespace or one topic sets. None: not set at this level."""
 
-    version: int = 0  # the writer adds one with each change of the policies
+    # The writer adds one with each change of the policies. A namespace that an administrator has
+    # created begins with 1.
+    version: int = 0
     retention: Retention | None = None
     message_ttl_s: int | None = None  # 0: messages do not expire
     backlog_quota_bytes: BacklogQuota | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -182,6 +183,8 @@ async def create_namespace(
     """Create a namespace. `bundles` None: the number in the broker's settings. Raises
     TenantNotFound, NamespaceExists."""
     path = paths.namespace(name.tenant, name.namespace)
+    # `_restore` must not take the record for one that a broker made for an existing topic.
+    policies = replace(policies, version=max(policies.version, 1))
     record = NamespaceRecord(
         NamespaceBundles.divided(bundles or broker.namespace_bundles), policies
     )
@@ -297,12 +300,13 @@ async def _touch_tenant(broker: Broker, tenant: str) -> None:
 async def _restore(
     broker: Broker, name: NamespaceName, namespace: bytes, tenant: bytes | None
 ) -> None:
-    """Write the record of a deleted namespace again. Then write the tenant's record unchanged, as
-    `_touch_tenant` does. If the tenant was deleted, write its record `tenant`. None: it had no
-    record."""
+    """Write the record of a deleted namespace again, unless the namespace was created again. Then
+    write the tenant's record unchanged, as `_touch_tenant` does. If the tenant was deleted, write
+    its record `tenant`. None: it had no record."""
 
     def restored(stored: bytes | None) -> bytes | Verdict:
-        # A broker that serves the new topic may have recorded the namespace without policies.
+        # A broker that serves the new topic may have recorded the namespace without policies. Such
+        # policies have the version 0. Those of `create_namespace` have a version above 0.
         is_bare = stored is None or codec.decode_namespace(stored).policies == Policies()
         return namespace if is_bare else KEEP
 

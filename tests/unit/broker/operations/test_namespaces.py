@@ -377,6 +377,25 @@ async def test_a_restored_namespace_has_its_policies() -> None:
         assert await namespace_record(here.broker, name) == before
 
 
+async def test_a_namespace_created_again_keeps_its_own_policies() -> None:
+    name = NamespaceName("acme", "n")
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        await create_namespace(here.broker, name, None, Policies(retention=Retention(-1, -1)))
+        delete = here.store.delete
+
+        async def delete_once(path: str, *, expected: int) -> None:
+            here.store.delete = delete  # type: ignore[method-assign]
+            await delete(path, expected=expected)
+            await create_namespace(here.broker, name, None, Policies())
+            await leave_topic(here.store, "acme", "n")
+
+        here.store.delete = delete_once  # type: ignore[method-assign]
+        with pytest.raises(NamespaceNotEmpty):
+            await delete_namespace(here.broker, name)
+        assert (await namespace_record(here.broker, name)).policies.retention is None
+
+
 async def test_a_restored_namespace_has_its_tenant() -> None:
     """A topic appears while the namespace is deleted, and the tenant is deleted, too."""
     name = NamespaceName("acme", "n")

@@ -116,7 +116,7 @@ def prepared(api: FastAPI) -> App:
 
     async def serve(scope: Message, receive: Any, send: Any) -> None:
         await routes.done()
-        if scope["path"] == api.openapi_url:
+        if scope["path"].removesuffix("/") == api.openapi_url:  # see paths.py
             await document.done()
         await api(scope, receive, send)
 

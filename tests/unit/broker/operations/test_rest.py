@@ -23,6 +23,7 @@ from magnetar.broker.admin.app import (
     bounded,
     prepared,
 )
+from magnetar.broker.admin.paths import EncodedNames
 
 pytestmark = pytest.mark.real_loop
 
@@ -304,10 +305,12 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
     assert "took longer than" in answer.json()["reason"]
 
 
+@pytest.mark.parametrize("path", ["/openapi.json", "/openapi.json/"])
 async def test_concurrent_first_requests_get_the_same_whole_document(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    api = FastAPI()
+    api = FastAPI(redirect_slashes=False)
+    api.add_middleware(EncodedNames)
 
     @api.get("/{number}")
     async def show(number: int) -> int:
@@ -329,9 +332,9 @@ async def test_concurrent_first_requests_get_the_same_whole_document(
         httpx.AsyncClient(transport=transport, base_url="http://here") as client,
         asyncio.TaskGroup() as group,
     ):
-        first = group.create_task(client.get("/openapi.json"))
+        first = group.create_task(client.get(path))
         await asyncio.to_thread(made.wait)
-        second = group.create_task(client.get("/openapi.json"))
+        second = group.create_task(client.get(path))
         await asyncio.sleep(0.05)
         assert not second.done(), "the document is not complete"
         asked.release(9)

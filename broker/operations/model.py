@@ -6,12 +6,15 @@ without a change in this module.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROPERTY_CHARACTERS_MAX: Final = 64 << 10
 """The limit of a key or a value of a property: the size of the largest request. pydantic checks
@@ -22,6 +25,19 @@ _Text = Annotated[str, Field(max_length=PROPERTY_CHARACTERS_MAX)]
 Properties = Annotated[dict[_Text, _Text] | None, Field(description="null: none")]
 
 _WHEN: Final = "milliseconds since 1970-01-01; 0: never"
+
+
+def _documented_also(*forms: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Return a change of a model's JSON schema that adds other accepted forms of the body."""
+
+    def change(schema: dict[str, Any]) -> None:
+        form = dict(schema)
+        schema.clear()
+        for key in ("title", "description"):  # these describe all forms
+            schema[key] = form.pop(key)
+        schema["anyOf"] = [form, *forms]
+
+    return change
 
 
 class _Statistics(BaseModel):
@@ -240,7 +256,7 @@ class PartitionedMetadata(BaseModel):
 class WantedPartitions(BaseModel):
     """The number of partitions of a new topic. The number alone is a body, too."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, json_schema_extra=_documented_also({"type": "integer"}))
 
     partitions: int  # the broker's settings limit it
     properties: Properties = None
@@ -314,7 +330,12 @@ class InternalStats(_Statistics):
 class MessagePosition(BaseModel):
     """A message id, as Pulsar's tools send it, or one of the words `earliest` and `latest`."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        json_schema_extra=_documented_also({"type": "string", "enum": ["earliest", "latest"]}),
+    )
 
     ledger_id: int = Field(ge=-1, le=INT64_MAX)
     entry_id: int = Field(ge=-1, le=INT64_MAX)

@@ -364,3 +364,9 @@ async def test_the_api_page_needs_no_internet() -> None:
         f"{prefix}/{{topic}}/subscription/{{subscription}}/resetcursor/{{timestamp}}",
         f"{prefix}/{{topic}}/subscription/{{subscription}}/position/{{position}}",
     }
+    schemas = described["components"]["schemas"]
+    assert schemas["WantedPartitions"]["anyOf"][1] == {"type": "integer"}
+    for name in ("MessagePosition", "SubscriptionStart"):
+        of_object, of_word = schemas[name]["anyOf"]
+        assert "ledgerId" in of_object["properties"]
+        assert of_word == {"type": "string", "enum": ["earliest", "latest"]}

@@ -24,7 +24,12 @@ from magnetar.broker.admin.topics import REFUSALS, shown
 from magnetar.broker.calls import call_each
 from magnetar.broker.errors import IsPartitioned
 from magnetar.broker.operations import partitions
-from magnetar.broker.operations.arguments import INT64_MAX, namespace_name, topic_name
+from magnetar.broker.operations.arguments import (
+    INT64_MAX,
+    NO_BOOLEAN,
+    namespace_name,
+    topic_name,
+)
 from magnetar.broker.operations.errors import PartitionFailed, outcome_of
 from magnetar.broker.operations.model import (
     MessagePosition,
@@ -51,7 +56,7 @@ CALL_TIMEOUT_S: Final = 20.0
 ANSWER_BYTES_MAX: Final = 16 << 20
 """The limit of an answer: statistics of one partition with thousands of consumers."""
 
-_Count = Annotated[int, Body(ge=-INT64_MAX, le=INT64_MAX)]
+_Count = Annotated[int, Body(ge=-INT64_MAX, le=INT64_MAX), NO_BOOLEAN]
 _Wanted = Annotated[WantedPartitions, Body(description="the number of partitions")]
 _EXISTS = {"model": Refusal, "description": "The topic exists already."}
 _COUNTS = {"model": Refusal, "description": "A topic cannot have this many partitions."}

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.operations.errors import InvalidArgument
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
@@ -18,6 +21,16 @@ and of the topic's record."""
 
 INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1
+
+
+def _no_boolean(found: object) -> object:
+    if isinstance(found, bool):
+        raise PydanticCustomError("boolean_number", "Input should be a number, not a boolean")
+    return found
+
+
+NO_BOOLEAN: Final = BeforeValidator(_no_boolean)
+"""Refuses `true` and `false` as a number: pydantic would take them for 1 and 0."""
 
 
 NAMESPACE_NAME_BYTES_MAX: Final = 512

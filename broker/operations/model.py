@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX
+from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX, NO_BOOLEAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,7 +258,7 @@ class WantedPartitions(BaseModel):
 
     model_config = ConfigDict(frozen=True, json_schema_extra=_documented_also({"type": "integer"}))
 
-    partitions: int  # the broker's settings limit it
+    partitions: Annotated[int, NO_BOOLEAN]  # the broker's settings limit it
     properties: Properties = None
 
     @model_validator(mode="before")

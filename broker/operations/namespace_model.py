@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
+from magnetar.broker.operations.arguments import NO_BOOLEAN
 from magnetar.broker.operations.errors import InvalidArgument
 from magnetar.broker.operations.namespaces import BUNDLES_MAX
 from magnetar.broker.operations.policy_model import BacklogQuotaBody
@@ -76,7 +77,9 @@ class BundleCount(BaseModel):
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
-    num_bundles: int = Field(ge=0, le=BUNDLES_MAX, description="0: the broker's default")
+    num_bundles: Annotated[
+        int, Field(ge=0, le=BUNDLES_MAX, description="0: the broker's default"), NO_BOOLEAN
+    ]
 
 
 class NewNamespace(BaseModel):

@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX, NO_BOOLEAN
 from magnetar.metadata.policies import (
     UNLIMITED,
     AutoTopicCreation,
@@ -30,7 +31,6 @@ from magnetar.metadata.policies import (
 )
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
-INT32_MAX: Final = (1 << 31) - 1
 QUORUM_MAX: Final = 5
 """The limit of bookies of a ledger, as in Pulsar."""
 
@@ -41,19 +41,39 @@ MB: Final = 1 << 20
 SIZE_MB_MAX: Final = INT32_MAX
 TIME_S_MAX: Final = INT32_MAX
 
-_Minutes = Annotated[int, Field(ge=UNLIMITED, le=TIME_S_MAX // 60)]
-_SizeMB = Annotated[int, Field(ge=UNLIMITED, le=SIZE_MB_MAX)]
-_Bytes = Annotated[int, Field(ge=UNLIMITED, le=(1 << 63) - 1)]
-_Seconds = Annotated[int, Field(ge=UNLIMITED, le=TIME_S_MAX)]
-_Quorum = Annotated[int, Field(ge=1, le=QUORUM_MAX)]
-_Limit = Annotated[int, Field(ge=UNLIMITED, le=INT32_MAX, description="-1: no limit")]
-_ByteLimit = Annotated[int, Field(ge=UNLIMITED, le=(1 << 53), description="-1: no limit")]
-_Period = Annotated[int, Field(ge=1, le=86_400, description="seconds")]
+_Minutes = Annotated[int, Field(ge=UNLIMITED, le=TIME_S_MAX // 60), NO_BOOLEAN]
+_SizeMB = Annotated[int, Field(ge=UNLIMITED, le=SIZE_MB_MAX), NO_BOOLEAN]
+_Bytes = Annotated[int, Field(ge=UNLIMITED, le=INT64_MAX), NO_BOOLEAN]
+_Seconds = Annotated[int, Field(ge=UNLIMITED, le=TIME_S_MAX), NO_BOOLEAN]
+_Quorum = Annotated[int, Field(ge=1, le=QUORUM_MAX), NO_BOOLEAN]
+_Limit = Annotated[int, Field(ge=UNLIMITED, le=INT32_MAX, description="-1: no limit"), NO_BOOLEAN]
+_ByteLimit = Annotated[
+    int, Field(ge=UNLIMITED, le=(1 << 53), description="-1: no limit"), NO_BOOLEAN
+]
+_Period = Annotated[int, Field(ge=1, le=86_400, description="seconds"), NO_BOOLEAN]
+_TickMs = Annotated[
+    int,
+    Field(ge=1, le=INT32_MAX, description="precision of the delay, in milliseconds"),
+    NO_BOOLEAN,
+]
+_DelayMs = Annotated[int, Field(ge=0, le=INT64_MAX, description="0: no limit"), NO_BOOLEAN]
+_Partitions = Annotated[int, Field(ge=0, le=PARTITIONS_MAX), NO_BOOLEAN]
+_MarkDeleteRate = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="stored for tools of Pulsar, not applied: the broker groups cursor writes",
+    ),
+    NO_BOOLEAN,
+]
+_InactiveS = Annotated[int, Field(ge=1, le=INT32_MAX), NO_BOOLEAN]
 
-Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX), NO_BOOLEAN]
 """A limit; 0: no limit."""
 
-MessageSize = Annotated[int, Field(ge=0, le=MESSAGE_BYTES_MAX)]
+MessageSize = Annotated[int, Field(ge=0, le=MESSAGE_BYTES_MAX), NO_BOOLEAN]
 
 Types = Annotated[list[SubscriptionType], Field(min_length=1, max_length=16)]
 
@@ -135,13 +155,7 @@ class PersistenceBody(_Body):
     bookkeeper_ensemble: _Quorum
     bookkeeper_write_quorum: _Quorum
     bookkeeper_ack_quorum: _Quorum
-    managed_ledger_max_mark_delete_rate: float = Field(
-        default=1.0,
-        ge=0,
-        le=1_000_000,
-        allow_inf_nan=False,
-        description="stored for tools of Pulsar, not applied: the broker groups cursor writes",
-    )
+    managed_ledger_max_mark_delete_rate: _MarkDeleteRate = 1.0
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -176,12 +190,8 @@ class DelayedDeliveryBody(_Body):
     """Delayed delivery: consumers get a message later if its producer asks for that."""
 
     active: bool
-    tick_time: int = Field(
-        default=1_000, ge=1, le=INT32_MAX, description="precision of the delay, in milliseconds"
-    )
-    max_delivery_delay_in_millis: int = Field(
-        default=0, ge=0, le=(1 << 63) - 1, description="0: no limit"
-    )
+    tick_time: _TickMs = 1_000
+    max_delivery_delay_in_millis: _DelayMs = 0
 
     def record(self) -> DelayedDelivery:
         return DelayedDelivery(self.active, self.tick_time, self.max_delivery_delay_in_millis)
@@ -200,7 +210,7 @@ class AutoTopicCreationBody(_Body):
 
     allow_auto_topic_creation: bool
     topic_type: Literal["non-partitioned", "partitioned"] = "non-partitioned"
-    default_num_partitions: int | None = Field(default=None, ge=0, le=PARTITIONS_MAX)
+    default_num_partitions: _Partitions | None = None
 
     @model_validator(mode="after")
     def _partitions_fit(self) -> Self:
@@ -311,7 +321,7 @@ class InactiveTopicBody(_Body):
     """The deletion of topics that are not used."""
 
     inactive_topic_delete_mode: InactiveMode
-    max_inactive_duration_seconds: int = Field(ge=1, le=INT32_MAX)
+    max_inactive_duration_seconds: _InactiveS
     delete_while_inactive: bool
 
     def record(self) -> InactiveTopicDeletion:

@@ -27,7 +27,7 @@ from magnetar.metadata.policies import (
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
 
     import httpx
 
@@ -263,6 +263,40 @@ async def test_a_wrong_value_is_refused_by_name() -> None:
             assert text in refused.json()["reason"]
             assert refused.json()["error"] == "InvalidArgument"
             assert (await admin.get(f"{NAMESPACE}/{path}")).status_code == 204
+
+
+async def test_a_boolean_is_no_number() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        await admin.put(TOPIC)
+        tried = [
+            ("PUT", "namespaces/public/n", {"bundles": {"numBundles": True}}),
+            ("PUT", "namespaces/public/n", {"message_ttl_in_seconds": True}),
+            ("PUT", "persistent/public/default/p/partitions", True),
+            ("PUT", "persistent/public/default/p/partitions", {"partitions": True}),
+            ("POST", "persistent/public/default/p/partitions", True),
+            *(("POST", path, body) for row in ROWS for path, body in with_booleans(row)),
+        ]
+        assert len(tried) > 40
+        for method, path, body in tried:
+            refused = await admin.request(method, path, json=body)
+            assert (refused.status_code, path, body) == (400, path, body)
+            assert "expected a number, not a boolean" in refused.json()["reason"]
+            assert refused.json()["error"] == "InvalidArgument"
+
+
+def with_booleans(row: PolicyRow) -> Iterator[tuple[str, Any]]:
+    """The paths of a policy, and its bodies with a boolean in the place of a number."""
+    body = BODIES[row.field]
+    members = body if isinstance(body, dict) else {}
+    for path in (path for path, parameter in paths_of(row) if not parameter):
+        if type(body) is int:
+            yield path, True
+        for key, value in members.items():
+            if type(value) in (int, float):
+                yield path, {**members, key: True}
 
 
 async def test_partitions_share_the_policies_of_their_topic() -> None:

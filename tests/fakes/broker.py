@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from magnetar.broker.session.access import Authenticator
     from magnetar.metadata.memory import MemoryStore
     from magnetar.metadata.model import BookieRegistration, Member
+    from magnetar.runtime.clock import Clock
 
 GRPC_GRACE_S = 0.1  # sessions are closed before; the rest belongs to clients that died
 
@@ -81,6 +82,7 @@ async def running_broker(
     balance: BalanceRules = BALANCE_DEFAULTS,
     find_bookie: Callable[[Member], BookieRegistration | None] | None = None,
     make_authenticator: Callable[[], Authenticator] = AllowAll,
+    clock: Clock | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """Run one broker. On leaving the context it stops cleanly, unless it was killed."""
     store = cluster.store()
@@ -105,7 +107,7 @@ async def running_broker(
             cache=EntryCache(64 << 20),
             log_config=log_config or LogConfig(),
             names=ProducerNames(f"test-{number}"),
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             random=random.Random(number),
             message_bytes_max=message_bytes_max,
             balance=balance,

@@ -271,8 +271,9 @@ async def test_a_subscription_at_a_message_is_created_in_one_partition_only() ->
 
 @pytest.mark.real_loop
 async def test_expiry_in_all_subscriptions_reaches_all_partitions() -> None:
+    cluster = ClusterState()
     async with (
-        running_broker(ClusterState()) as broker,
+        running_broker(cluster, clock=cluster.clock) as broker,
         wire_to(broker, "pulsar") as client,
         admin_of(broker) as admin,
     ):
@@ -283,11 +284,22 @@ async def test_expiry_in_all_subscriptions_reaches_all_partitions() -> None:
             await client.produce(name, producer_id=number)
             await client.publish(producer_id=number)
             await client.expect(pb.CommandSendReceipt)
-        expired = await admin.post(f"{T}/all_subscription/expireMessages/3600")
-        assert expired.status_code == 204, expired.text
+
+        async def expire(of: str, age_s: int) -> list[dict[str, int]]:
+            """Expire, and return the backlogs of each partition."""
+            expired = await admin.post(f"{T}/{of}/expireMessages/{age_s}")
+            assert expired.status_code == 204, expired.text
+            stats = (await admin.get(f"{T}/partitioned-stats")).json()["partitions"]
+            return [
+                {name: it["msgBacklog"] for name, it in stats[one]["subscriptions"].items()}
+                for one in PARTITIONS[:2]
+            ]
+
+        cluster.clock.advance_ms(60_000)
+        assert await expire("all_subscription", 61) == [{"a": 1, "b": 1}] * 2
+        assert await expire("subscription/a", 59) == [{"a": 0, "b": 1}] * 2
+        assert await expire("all_subscription", 59) == [{"a": 0, "b": 0}] * 2
         assert (await admin.post(f"{T}/all_subscription/expireMessages/0")).status_code == 400
-        stats = (await admin.get(f"{T}/partitioned-stats")).json()["subscriptions"]
-        assert {name: found["msgBacklog"] for name, found in stats.items()} == {"a": 2, "b": 2}
 
 
 @pytest.mark.real_loop

@@ -8,6 +8,7 @@ a subscription or all subscriptions, and requests that unload, truncate or termi
 routes of these requests know nothing of partitions.
 """
 
+import asyncio
 import json
 import re
 from http.client import HTTPConnection, HTTPException
@@ -40,6 +41,7 @@ from magnetar.broker.operations.model import (
     WantedPartitions,
 )
 from magnetar.broker.operations.partitions import ASKED_MAX
+from magnetar.broker.operations.statistics import decoded
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.protos.names import Domain, TopicName
 
@@ -55,6 +57,10 @@ CALL_TIMEOUT_S: Final = 20.0
 
 ANSWER_BYTES_MAX: Final = 16 << 20
 """The limit of an answer: statistics of one partition with thousands of consumers."""
+
+DECODED_BYTES_MAX: Final = 64 << 10
+"""The largest answer that is decoded in one step of the loop: 1 ms. Statistics of one partition
+with 10,000 consumers have 12 MB, which takes 0.1 s."""
 
 _Count = Annotated[int, Body(ge=-INT64_MAX, le=INT64_MAX), NO_BOOLEAN]
 _Wanted = Annotated[WantedPartitions, Body(description="the number of partitions")]
@@ -153,7 +159,11 @@ class PartitionCalls:
     async def __call__(self, method: str, name: TopicName, rest: str) -> tuple[int, Any]:
         path, _, query = f"{path_of(name)}{rest}".partition("?")
         status, body = await self.send(method, name, path, query.encode(), b"")
-        return status, json.loads(body) if body else None
+        if not body:
+            return status, None
+        if len(body) <= DECODED_BYTES_MAX:
+            return status, decoded(body)
+        return status, await asyncio.to_thread(decoded, body)
 
     async def send(
         self, method: str, name: TopicName, path: str, query: bytes, body: bytes
@@ -223,7 +233,7 @@ def _send(method: str, url: str, body: bytes) -> tuple[int, bytes]:
         if reply.status == 307:
             raise ValueError("the topic is moving")
         if answer:
-            json.loads(answer)  # raises, if the answer ends early or is not that of a broker
+            decoded(answer)  # raises, if the answer ends early or is not that of a broker
         return reply.status, answer
     finally:
         connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +14,8 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
-from magnetar.broker.admin.partitions import PartitionCalls, fanned_out
+from magnetar.broker.admin import partitions
+from magnetar.broker.admin.partitions import DECODED_BYTES_MAX, PartitionCalls, fanned_out
 from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
 from magnetar.broker.operations.partitions import (
@@ -22,6 +24,7 @@ from magnetar.broker.operations.partitions import (
     merged,
     terminate_partitioned_topic,
 )
+from magnetar.broker.operations.statistics import decoded
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import TopicRecord
 from magnetar.protos import pulsar_pb2 as pb
@@ -464,6 +467,30 @@ def calls_to(port: int) -> PartitionCalls:
     calls = PartitionCalls()
     calls.serve = redirect
     return calls
+
+
+@pytest.mark.real_loop
+async def test_a_large_answer_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def decode(text: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return decoded(text)
+
+    async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    monkeypatch.setattr(partitions, "decoded", decode)
+    calls = PartitionCalls()
+    calls.serve = answer
+    for size in (DECODED_BYTES_MAX, DECODED_BYTES_MAX + 1):
+        body = b'{"a": "%b"}' % (b"x" * (size - 9))
+        assert len(body) == size
+        assert await calls("GET", NAME, "/stats") == (200, {"a": "x" * (size - 9)})
+    here, other = threads
+    assert here is threading.main_thread()
+    assert other is not here
 
 
 @pytest.mark.real_loop

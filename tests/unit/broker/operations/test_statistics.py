@@ -15,14 +15,14 @@ from fakes.topics import TopicRig, opened_topic
 from pydantic import ValidationError
 
 from magnetar.broker.log.position import EARLIEST
-from magnetar.broker.operations import topics
+from magnetar.broker.operations import statistics, topics
 from magnetar.broker.operations.model import (
     ConsumerStats,
     InternalStats,
     PublisherStats,
     TopicStats,
 )
-from magnetar.broker.operations.statistics import encoded, modelled
+from magnetar.broker.operations.statistics import decoded, encoded, modelled
 from magnetar.broker.operations.topics import CURSORS_PER_TURN
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import SubscriptionType
@@ -138,6 +138,25 @@ async def test_no_call_checks_or_encodes_several_clients() -> None:
     stats = modelled(found)
     assert calls_of_pydantic(lambda: modelled(found))["validate_python"] == 22
     assert calls_of_pydantic(lambda: encoded(stats))["to_json"] > 20
+
+
+async def test_other_threads_can_run_after_each_client_that_is_decoded() -> None:
+    async with opened_topic(ClusterState()) as rig:
+        await connect(rig, 10)
+        text = encoded(modelled(await rig.topic.stats()))
+    called: Counter[object] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called[frame.f_code] += 1
+
+    sys.setprofile(note)
+    try:
+        found = decoded(text)
+    finally:
+        sys.setprofile(None)
+    assert found == json.loads(text)
+    assert called[statistics._let_others_run.__code__] > 20
 
 
 async def test_the_json_is_that_of_the_model() -> None:

@@ -24,6 +24,7 @@ another request must be able to finish the change.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,7 @@ from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.topic_deletion import same_or_keep
 from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import PartitionedTopic, SubscriptionRecord, TopicRecord
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
 from magnetar.protos.names import Domain, TopicName
@@ -249,9 +251,18 @@ class PartitionedTopics:
         async def take_back(index: int) -> None:
             await self._take_back(name.with_partition(index))
 
-        await call_each(indexes, write, at_once=WRITES_MAX)
-        if await self._is_deleted(name):  # the deletion may have missed the new records
-            await call_each(indexes, take_back, at_once=WRITES_MAX)
+        async def take_back_if_deleted() -> None:
+            if await self._is_deleted(name):  # the deletion may have missed the new records
+                await call_each(indexes, take_back, at_once=WRITES_MAX)
+
+        try:
+            await call_each(indexes, write, at_once=WRITES_MAX)
+        except (MetadataError, asyncio.CancelledError):  # some of the records may be written
+            with suppress(MetadataError, TimeoutError):
+                async with asyncio.timeout(METADATA_TIMEOUT_S):
+                    await take_back_if_deleted()
+            raise
+        await take_back_if_deleted()
 
     async def _write_partition(
         self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]
@@ -278,7 +289,11 @@ class PartitionedTopics:
 
     async def _take_back(self, partition: TopicName) -> None:
         """Delete the partition's record if no broker has opened the partition, and the partitioned
-        topic was not created again."""
+        topic was not created again.
+
+        NOTE: if another request creates the topic again between the two reads and the deletion, an
+        equal record of the new topic is deleted. The first use of the partition creates it
+        again."""
         path = _topic_path(partition)
         found = await self._store.get(path)  # must be read before the partitioned topic's record
         if found is None or not _is_untouched(codec.decode_topic(found.value)):

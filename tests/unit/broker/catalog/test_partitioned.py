@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
+from support import settle
 
 from magnetar.broker.catalog import partitioned
 from magnetar.broker.catalog.partitioned import PARTITIONS_MAX, READS_MAX, PartitionedTopics
@@ -298,6 +299,44 @@ async def test_a_change_during_a_deletion_leaves_no_partitions(change: str) -> N
         with pytest.raises(TopicNotFound):
             await world.topics.grow(NAME, 5)
     assert store.path == ""
+    assert await world.topics.find(NAME) is None
+    assert [index for index in range(5) if await world.record(index) is not None] == []
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+async def test_a_creation_that_ends_during_a_deletion_leaves_no_partitions(end: str) -> None:
+    """The deletion looks for partitions before the creation writes the record of partition 4. The
+    write of partition 3 fails, or is cancelled."""
+    looked = asyncio.Event()
+
+    class Ordered(MemoryStore):
+        async def put(self, path: str, value: bytes, *, expected: int) -> int:
+            if path == path_of(NAME.with_partition(3)):
+                await delete()
+            if path == path_of(NAME.with_partition(4)):
+                await looked.wait()
+            return await super().put(path, value, expected=expected)
+
+    world = World(Ordered(ClusterState().tree))
+
+    async def delete() -> None:
+        left = await world.topics.begin_deletion(NAME)
+        assert await world.topics.delete_untouched(left) == []
+        looked.set()
+        await settle()
+        await world.topics.end_deletion(NAME)
+        assert await world.record(4) is not None
+        if end == "failed":
+            raise ValueTooLarge("", 2, 1)
+        creating.cancel()
+        await asyncio.Event().wait()
+
+    async def create() -> None:
+        with pytest.raises(ValueTooLarge if end == "failed" else asyncio.CancelledError):
+            await world.topics.create(NAME, 5)
+
+    async with asyncio.TaskGroup() as group:
+        creating = group.create_task(create())
     assert await world.topics.find(NAME) is None
     assert [index for index in range(5) if await world.record(index) is not None] == []
 

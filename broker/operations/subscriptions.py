@@ -60,7 +60,11 @@ async def create_subscription(
 ) -> None:
     """Create a durable subscription whose next message is the first at or after `start`.
     `batch_index` and `excluded`: see `reset_to_message`. Create a missing topic, too, as a
-    subscribing consumer does. Raises SubscriptionExists, PositionNotFound, ReadFailed."""
+    subscribing consumer does. Raises SubscriptionExists, PositionNotFound.
+
+    If `start` is inside a batch, the subscription is created at the batch and then moved. The move
+    may raise SubscriptionFenced or ReadFailed. The subscription then exists, and begins with the
+    first message of the batch."""
     await require_owner(broker, name)
     served = await broker.topic(name)
     if subscription in served.subscription_names:

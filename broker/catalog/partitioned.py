@@ -104,7 +104,11 @@ class PartitionedTopics:
         self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
         """Create a partitioned topic. Raises InvalidPartitionCount, ReservedName, TopicExists,
-        MetadataError."""
+        MetadataError.
+
+        NOTE: a broker may look for this record before it is written, and write the record of a
+        plain topic after the last check here. Then both topics exist. To exclude this, the broker
+        would have to check again after its write, and delete its new topic."""
         if name.partition is not None:
             raise ReservedName(str(name), "names that end with -partition-<n> are for partitions")
         self._require_count(name, partitions)

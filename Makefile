@@ -136,7 +136,8 @@ constraints:
 compose: setup
 	$(BIN)/python -m pytest tests/compose/suite.py
 
-# Generated modules are committed, so that `pip install` needs no compiler; lint compares them.
+# Generated modules are committed, so that `pip install` needs no compiler. `make lint` generates them
+# again, and fails if they differ.
 # gRPC stubs are not generated: the code serves and calls every method with its own serializers.
 protos: setup
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=quiet:. magnetar/protos/*.proto

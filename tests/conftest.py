@@ -4,6 +4,7 @@ same examples each time, without a time limit for one example."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,15 @@ def _logging() -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Measure CPU time without garbage collections: one walks all objects of the test process, and
+    takes longer than the steps that are measured."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -46,6 +46,7 @@ def unknown_inside_a_property() -> bytes:
     return plain().SerializeToString() + b"\x22" + size + inner
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("make", [strings, properties, unknown_inside_a_property])
 def test_five_megabytes_of_tiny_fields_are_refused_within_50_ms(make) -> None:
     entry = entry_of(make())

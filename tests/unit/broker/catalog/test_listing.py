@@ -46,6 +46,7 @@ async def test_lists_hide_system_topics_and_a_pattern_matches_the_topic_of_a_par
     assert await matching(TopicPattern("public/default/a"), mine, Turns()) == mine[:2]
 
 
+@pytest.mark.usefixtures("no_collection")
 async def test_a_pattern_with_many_states_is_matched_in_short_steps() -> None:
     names = [name(f"{number}" + "a1b2" * 50) for number in range(20)]
     meter, turns = StepMeter(), Turns()

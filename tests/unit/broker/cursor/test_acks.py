@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -208,6 +209,8 @@ def test_ack_set_words_convert_back_to_the_same_bits(bits: int) -> None:
     assert ack_set_bits([word % (1 << 64) for word in words]) == bits
 
 
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.usefixtures("no_collection")
 def test_long_ack_set_converts_in_linear_time() -> None:
     words = [-1] * 400_000  # the largest command that fits into a frame
     began_s = time.process_time()

@@ -134,6 +134,7 @@ def test_ranges_beyond_the_end_of_the_log_are_cut() -> None:
     assert list(state.acked_beyond_mark()) == [(2, 4)]
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("moves_the_mark", [True, False])
 def test_time_of_a_replay_does_not_grow_with_deltas_times_ack_sets(moves_the_mark: bool) -> None:
     chain = Chain([TopicLedger(LedgerId(1), 0, entries=30_000, length=1, closed_ms=1)])
@@ -215,6 +216,7 @@ def test_replayed_counts_are_the_largest_ones_of_unacknowledged_entries() -> Non
     assert replay.redeliveries(1) == {1: {4: 6, 19: 3, 5: 1, 7: 9}, 2: {0: 4}}
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_the_most_redelivery_counts_are_restored_in_time() -> None:
     chain = Chain(
         TopicLedger(LedgerId(ledger), 0, entries=50_000, length=1, closed_ms=1)

@@ -204,6 +204,7 @@ class TimedLedgers(FakeLedgers):
         self.before_s = time.thread_time()
 
 
+@pytest.mark.usefixtures("no_collection")
 async def test_no_step_of_the_deletion_of_the_largest_topic_blocks_the_loop() -> None:
     """A step takes 4 ms. The quadratic form took 3 s."""
     world = ClusterState()

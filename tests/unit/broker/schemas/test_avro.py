@@ -206,11 +206,13 @@ def seconds(reader: Any, writer: Any) -> float:
     return time.thread_time() - began
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_a_large_enum_is_compared_in_linear_time() -> None:
     symbols = [f"s{number:05}" for number in range(12_000)]
     assert seconds({**ENUM, "symbols": symbols}, {**ENUM, "symbols": symbols[::-1]}) < 0.5
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_many_records_with_many_aliases_are_not_compared_field_by_field() -> None:
     names = [f"W{number}" for number in range(1_500)]
     written = [record(A, name=name) for name in names]

@@ -287,6 +287,7 @@ def test_an_unknown_value_of_an_enum_that_is_not_required_is_no_problem() -> Non
     assert protobuf.unreadable(parsed(reader), parsed(writer)) == ""
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_required_fields_with_large_enums_are_not_compared_value_by_value() -> None:
     values, fields = 4_000, 1_000
     large = file(*(required(".E", number + 1) for number in range(fields)), values=values)

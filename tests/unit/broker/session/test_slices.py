@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,21 +20,13 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.steps import STEP_CPU_S_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fakes.place import Place
     from fakes.wire import WireClient
 
 TOPIC = "persistent://public/default/t"
 PING = framing.encode_command(pb.CommandPing())
 
-
-@pytest.fixture(autouse=True)
-def _no_collection() -> Iterator[None]:
-    """A collection of the test process takes longer than the steps that are measured."""
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 
 def check_steps(here: Place) -> None:

@@ -323,6 +323,7 @@ async def test_a_list_of_long_names_is_refused_by_its_bytes_and_not_watched() ->
         assert here.broker.watched_lists._watched == {}
 
 
+@pytest.mark.usefixtures("no_collection")
 async def test_an_update_of_a_very_long_list_takes_no_long_step() -> None:
     meter, turns, told = StepMeter(), Turns(), []
     began = meter.begin()

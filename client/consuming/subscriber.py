@@ -470,7 +470,11 @@ class Subscriber:
     async def unsubscribe(self) -> None:
         """Delete the subscription and close the consumer."""
         command = pb.CommandUnsubscribe()
-        await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
+        while True:
+            await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
+            if self._connection is None or self._consumer_id == command.consumer_id:
+                break
+            # The consumer attached again before the answer came, perhaps to a new subscription.
         self._acks.on_unsubscribed()
         error = AlreadyClosed("the consumer was unsubscribed", topic=self.topic)
         self._detach(error)

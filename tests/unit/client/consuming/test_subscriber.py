@@ -557,6 +557,28 @@ async def test_unsubscribe_deletes_the_subscription_and_closes_the_consumer() ->
             await consumer.unsubscribe()
 
 
+async def test_late_answer_to_unsubscribe_leaves_no_subscription_at_the_next_broker() -> None:
+    """The first broker deletes the subscription, hands the topic over, and then answers."""
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe("t", "s", SHARED)
+        broker = cluster.brokers[A]
+        broker.script(pb.CommandUnsubscribe, None)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(consumer.unsubscribe())
+            await settle()
+            (asked,) = broker.commands(pb.CommandUnsubscribe)
+            (session,) = [one for one in broker.sessions if asked in one.commands]
+            cluster.take_over(B)
+            del cluster.topic(TOPIC).subscriptions["s"]
+            session.send(pb.CommandCloseConsumer(consumer_id=asked.consumer_id, request_id=UNASKED))
+            await asyncio.sleep(5)
+            assert len(cluster.brokers[B].commands(pb.CommandSubscribe)) == 1
+            session.send(pb.CommandSuccess(request_id=asked.request_id))
+        await settle()
+        assert not cluster.topic(TOPIC).subscriptions
+        assert not any(one.consumers for one in cluster.brokers[B].sessions)
+
+
 async def test_a_second_consumer_of_an_exclusive_subscription_is_refused() -> None:
     async with client_among() as (client, _):
         await client.subscribe("t", "s")

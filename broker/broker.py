@@ -769,6 +769,7 @@ class Broker:
             incarnation=f"{self._random.getrandbits(128):032x}",
             create=create,
             epoch_min=0 if tombstone is None else tombstone.epoch,
+            ledger_min=0 if tombstone is None else tombstone.ledger_min,
             version_min=-1 if tombstone is None else tombstone.version,
             holds=lambda: self._owners.holds(bundle),
             guard=partial(self._guard, name),

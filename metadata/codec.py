@@ -394,6 +394,7 @@ _TOPIC: Final = _Table(
     *_plain("incarnation", "deleted"),
     _part("terminated", _ENTRY_PLACE, optional=True),
     _tuple("delayed_ledgers"),
+    *_plain("ledger_min"),
 )
 encode_topic: Final = _TOPIC.encode
 decode_topic: Final = _TOPIC.decode
@@ -402,7 +403,7 @@ _TOMBSTONE: Final = _Table(
     "topic tombstone",
     pb.TopicTombstone,
     TopicTombstone,
-    *_plain("incarnation", "epoch", "deleted_ms", "version"),
+    *_plain("incarnation", "epoch", "deleted_ms", "version", "ledger_min"),
     _map("brokers"),
     _set("clients"),
 )

@@ -387,11 +387,13 @@ class TopicRecord:
     deleted: bool = False  # True: the topic is being deleted; `deleting` has all its ledgers
     terminated: EntryPlace | None = None  # the final entry; None: not terminated
     delayed_ledgers: tuple[LedgerId, ...] = ()  # segments of the delayed-delivery indexes
+    ledger_min: int = 0  # the smallest id for new data ledgers; above those of a deleted topic
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         kind = "topic record"
         _check_count(kind, "epoch", self.epoch)
+        _check_count(kind, "ledger_min", self.ledger_min)
         for before, after in pairwise(self.ledgers):
             if before.ledger >= after.ledger:
                 raise InvalidRecord(kind, f"ledger {after.ledger} follows {before.ledger}")
@@ -423,6 +425,7 @@ class TopicTombstone:
     brokers: Mapping[str, str] = field(default_factory=dict)
     clients: frozenset[str] = frozenset()  # the clients that were connected at the deletion
     version: int = 0  # the version of the topic's record when it was removed
+    ledger_min: int = 0  # above all ledger ids of the deleted topic; 0: not known
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -430,6 +433,7 @@ class TopicTombstone:
         _check_count("topic tombstone", "epoch", self.epoch)
         _check_count("topic tombstone", "deleted_ms", self.deleted_ms)
         _check_count("topic tombstone", "version", self.version)
+        _check_count("topic tombstone", "ledger_min", self.ledger_min)
 
 
 @dataclass(frozen=True, slots=True)

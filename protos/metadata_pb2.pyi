@@ -745,6 +745,7 @@ class TopicRecord(google.protobuf.message.Message):
     DROPPED_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     DELAYED_LEDGERS_FIELD_NUMBER: builtins.int
+    LEDGER_MIN_FIELD_NUMBER: builtins.int
     TERMINATED_FIELD_NUMBER: builtins.int
     DELETED_FIELD_NUMBER: builtins.int
     format: builtins.int
@@ -752,6 +753,8 @@ class TopicRecord(google.protobuf.message.Message):
     """grows with each broker that takes the topic over"""
     incarnation: builtins.str
     """32 hex digits, drawn when the topic was created; "": not upgraded yet"""
+    ledger_min: builtins.int
+    """smallest id for new data ledgers, above those of a deleted topic"""
     deleted: builtins.bool
     """the topic is being deleted: all its ledgers are in `deleting`"""
     @property
@@ -793,11 +796,12 @@ class TopicRecord(google.protobuf.message.Message):
         dropped: Global___DroppedHead | None = ...,
         incarnation: builtins.str = ...,
         delayed_ledgers: collections.abc.Iterable[builtins.int] | None = ...,
+        ledger_min: builtins.int = ...,
         terminated: Global___EntryPlace | None = ...,
         deleted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["dropped", b"dropped", "terminated", b"terminated"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "delayed_ledgers", b"delayed_ledgers", "deleted", b"deleted", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions", "terminated", b"terminated"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "delayed_ledgers", b"delayed_ledgers", "deleted", b"deleted", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledger_min", b"ledger_min", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions", "terminated", b"terminated"]) -> None: ...
 
 Global___TopicRecord: typing_extensions.TypeAlias = TopicRecord
 
@@ -852,6 +856,7 @@ class TopicTombstone(google.protobuf.message.Message):
     BROKERS_FIELD_NUMBER: builtins.int
     CLIENTS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    LEDGER_MIN_FIELD_NUMBER: builtins.int
     format: builtins.int
     incarnation: builtins.str
     """of the deleted topic"""
@@ -860,6 +865,8 @@ class TopicTombstone(google.protobuf.message.Message):
     deleted_ms: builtins.int
     version: builtins.int
     """of the topic's record when it was removed"""
+    ledger_min: builtins.int
+    """above all ledger ids of the deleted topic"""
     @property
     def brokers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """broker -> incarnation of its process"""
@@ -878,8 +885,9 @@ class TopicTombstone(google.protobuf.message.Message):
         brokers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         clients: collections.abc.Iterable[builtins.str] | None = ...,
         version: builtins.int = ...,
+        ledger_min: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "clients", b"clients", "deleted_ms", b"deleted_ms", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "clients", b"clients", "deleted_ms", b"deleted_ms", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledger_min", b"ledger_min", "version", b"version"]) -> None: ...
 
 Global___TopicTombstone: typing_extensions.TypeAlias = TopicTombstone
 

@@ -252,7 +252,8 @@ class Log:
         self._ledger_bytes = 0
         self._opened_s = 0.0
         self._size_factor = 1  # the factor of the open ledger, see record_limits.py
-        self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
+        record = owned_record.record
+        self._newest = LedgerId(max(chain.newest, *record.deleting, record.ledger_min - 1))
         self._drop_through = EARLIEST  # the position through which the caller wants ledgers dropped
         self._trims = False  # True: `trim` was called, so `trimmable` ledgers are dropped
 
@@ -279,12 +280,14 @@ class Log:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        ledger_min: int = 0,
         quorum: Callable[[], Quorum | None] | None = None,
         version_min: int = -1,
         holds: Callable[[], bool] = lambda: True,
     ) -> Log:
         """Take the topic over: raise the epoch, then fence and close its last ledger. See
-        OwnedRecord.take for `incarnation`, `create`, `epoch_min`, `version_min` and `holds`.
+        OwnedRecord.take for `incarnation`, `create`, `epoch_min`, `ledger_min`, `version_min` and
+        `holds`.
 
         No ledger is created before the first append. Raises NotOwner, LogFenced (another broker
         took the topic meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted,
@@ -296,6 +299,7 @@ class Log:
             incarnation=incarnation,
             create=create,
             epoch_min=epoch_min,
+            ledger_min=ledger_min,
             version_min=version_min,
             holds=holds,
         )

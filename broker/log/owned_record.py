@@ -119,17 +119,18 @@ class OwnedRecord:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        ledger_min: int = 0,
         version_min: int = -1,
         holds: Callable[[], bool] = _always,
     ) -> OwnedRecord:
         """Take the topic over: increment the epoch in the topic's record.
 
-        With `create`, a topic without a record gets a record with this `incarnation` and an epoch
-        above `epoch_min`. The record's version on return is then above `version_min`, or above
-        VERSIONS_PASSED_MAX if that is lower (see `_pass_version`). A record without an incarnation
-        also gets `incarnation`: an earlier version of Magnetar wrote that record. `holds` returns
-        False when this broker no longer owns the topic's bundle. Then `take` does not increment the
-        epoch, because that would fence the next owner.
+        With `create`, a topic without a record gets a record with this `incarnation` and
+        `ledger_min`, and an epoch above `epoch_min`. The record's version on return is then above
+        `version_min`, or above VERSIONS_PASSED_MAX if that is lower (see `_pass_version`). A record
+        without an incarnation also gets `incarnation`: an earlier version of Magnetar wrote that
+        record. `holds` returns False when this broker no longer owns the topic's bundle. Then
+        `take` does not increment the epoch, because that would fence the next owner.
 
         Raises NotOwner (`holds` returned False), LogFenced (another broker took the topic
         meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted (the topic is being
@@ -144,7 +145,10 @@ class OwnedRecord:
                 raise NotOwner(str(name))
             if stored is None and not create:
                 raise TopicNotFound(str(name))
-            record = TopicRecord(epoch_min) if stored is None else decode_topic(stored)
+            if stored is None:
+                record = TopicRecord(epoch_min, ledger_min=ledger_min)
+            else:
+                record = decode_topic(stored)
             if record.deleted:
                 raise TopicDeleted(str(name))
             drawn = record.incarnation or incarnation

@@ -11,11 +11,13 @@ Theory of operation. A deletion has four steps, each of which may be repeated:
     4. The broker deletes the record, if the record still has the deleted topic's `incarnation`.
 
 The tombstone stays until all other brokers that were registered at the deletion have ended, for
-RETURN_S_MAX at least and for TOMBSTONE_S_MAX at most. It has three uses:
+RETURN_S_MAX at least and for TOMBSTONE_S_MAX at most. It has four uses:
     - The epochs of a new topic of the same name begin above the old epochs. This also fences a
       stale owner that does not know incarnations (an earlier version of Magnetar).
     - The versions of the new topic's record begin above those of the removed record. So a write
       that a stale owner began before the deletion fails.
+    - The ids of the new topic's ledgers begin above those of the old ledgers. So a reader that
+      still has a position in the old topic does not take new messages for messages already read.
     - The tombstone names the producers and consumers that were connected. When these reconnect,
       they do not create the topic again.
 """
@@ -138,7 +140,7 @@ class TopicDeletions:
             await self._delete_with(name, record, own)
             schema = paths.schema(name.tenant, name.namespace, name.topic)
             await self._delete_with(name, record, schema)
-        await self._note_epoch_and_version(name, record)
+        await self._complete_tombstone(name, record)
         await self._update(
             topic_path(name), lambda value: DELETE if _is_deleted(value, record) else KEEP
         )
@@ -152,9 +154,10 @@ class TopicDeletions:
         if found is not None and stored is not None and _is_deleted(stored.value, record):
             await self._update(path, same_or_keep(found.value))
 
-    async def _note_epoch_and_version(self, name: TopicName, record: TopicRecord) -> None:
-        """Write the version and the epoch of the record into the tombstone, before the record is
-        removed. Another broker may have taken the topic after the tombstone was written."""
+    async def _complete_tombstone(self, name: TopicName, record: TopicRecord) -> None:
+        """Write the record's version and epoch, and an id above its ledgers, into the tombstone,
+        before the record is removed. Another broker may have taken the topic after the tombstone
+        was written."""
         stored = await self._store.get(topic_path(name))
         if stored is None or not _is_deleted(stored.value, record):
             return
@@ -165,7 +168,10 @@ class TopicDeletions:
             tombstone = decode_tombstone(value)
             version = max(tombstone.version, stored.version)
             epoch = max(tombstone.epoch, record.epoch)
-            return encode_tombstone(replace(tombstone, version=version, epoch=epoch))
+            ledger_min = max(tombstone.ledger_min, _above_ledgers(record))
+            return encode_tombstone(
+                replace(tombstone, version=version, epoch=epoch, ledger_min=ledger_min)
+            )
 
         await self._update(paths.deleted_topic(str(name)), note)
 
@@ -225,6 +231,7 @@ class TopicDeletions:
                     {**({} if before is None else before.brokers), **brokers},
                     frozenset(sorted(clients)[:CLIENTS_MAX]),
                     0 if before is None else before.version,
+                    0 if before is None else before.ledger_min,
                 )
             )
 
@@ -272,8 +279,19 @@ def deleted(record: TopicRecord) -> TopicRecord:
         subscriptions={},
         properties={},
         dropped=None,
+        ledger_min=_above_ledgers(record),
     )
     return dropping(emptied, used)
+
+
+def _above_ledgers(record: TopicRecord) -> int:
+    """Return an id above those of all ledgers of the topic, also of dropped ledgers with entries.
+    The record of a deleted topic keeps this id, because its list of ledgers becomes shorter."""
+    ledgers = [record.ledger_min - 1, *(part.ledger for part in record.ledgers)]
+    ledgers += [*record.cursor_ledgers, *record.delayed_ledgers, *record.deleting]
+    if record.dropped is not None:
+        ledgers.append(record.dropped.ledger)
+    return max(ledgers) + 1
 
 
 def _is_deleted(value: bytes | None, of: TopicRecord | TopicTombstone) -> bool:

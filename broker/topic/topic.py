@@ -185,14 +185,15 @@ class PersistentTopic:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        ledger_min: int = 0,
         version_min: int = -1,
         holds: Callable[[], bool] = lambda: True,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> Self:
         """Take the topic over and fence its previous owner. See OwnedRecord.take for `incarnation`,
-        `create`, `epoch_min`, `version_min` and `holds`. `guard` makes the guard around the topic's
-        callbacks and tasks; its argument is the function that fails the topic. None: the topic does
-        not catch unexpected exceptions.
+        `create`, `epoch_min`, `ledger_min`, `version_min` and `holds`. `guard` makes the guard
+        around the topic's callbacks and tasks; its argument is the function that fails the topic.
+        None: the topic does not catch unexpected exceptions.
 
         Raises NotOwner, LogFenced, LogUnavailable, LogDamaged, TopicFull, TopicDeleted,
         TopicNotFound, PoliciesUnavailable; ReadFailed while restoring sequence ids.
@@ -207,6 +208,7 @@ class PersistentTopic:
             incarnation=incarnation,
             create=create,
             epoch_min=epoch_min,
+            ledger_min=ledger_min,
             quorum=partial(quorum_of, policies),
             version_min=version_min,
             holds=holds,

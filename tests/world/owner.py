@@ -337,7 +337,7 @@ class Owner:
         Raises `OPERATING_ERRORS`."""
         assert self.client.store is not None
         deletions = TopicDeletions(self.client.store, ledgers, self.client.clock)
-        create, epoch, version = False, 0, -1
+        create, epoch, ledger_min, version = False, 0, 0, -1
         cache = EntryCache(20_000)
         while True:
             try:
@@ -351,6 +351,7 @@ class Owner:
                     incarnation=f"{self.random.getrandbits(128):032x}",
                     create=create,
                     epoch_min=epoch,
+                    ledger_min=ledger_min,
                     version_min=version,
                 )
                 break
@@ -361,7 +362,8 @@ class Owner:
             tombstone = await deletions.tombstone(NAME)
             create = True
             if tombstone is not None:
-                epoch, version = tombstone.epoch, tombstone.version
+                epoch, ledger_min = tombstone.epoch, tombstone.ledger_min
+                version = tombstone.version
         policies = self.clients.policies(fresh=fresh)
         cursors = await Cursors.open(log, CURSORS)
         config = DeduplicationConfig(entries_interval=7, interval_s=5.0)

@@ -28,6 +28,7 @@ from magnetar.broker.log.position import LATEST
 from magnetar.broker.topic.contract import CloseReason
 from magnetar.broker.topic.topic import PersistentTopic, TopicState
 from magnetar.metadata import codec, paths
+from magnetar.metadata.model import TopicTombstone
 from magnetar.metadata.policies import (
     InactiveMode,
     InactiveTopicDeletion,
@@ -173,6 +174,16 @@ async def test_a_deleted_topic_takes_policies_and_subscriptions_along() -> None:
         await settle()
         topic = await here.broker.topic(NAME)
         assert dict(topic.subscriptions) == {}
+
+
+async def test_a_new_topic_gets_no_ledger_id_below_those_of_a_deleted_topic() -> None:
+    async with place() as here:
+        tombstone = TopicTombstone("1" * 32, epoch=3, deleted_ms=0, ledger_min=1_501)
+        path = paths.deleted_topic(str(NAME))
+        await here.store.put(path, codec.encode_tombstone(tombstone), expected=ABSENT)
+        topic = await here.broker.topic(NAME)
+        assert isinstance(topic, PersistentTopic)
+        assert topic.log.owned_record.record.ledger_min == 1_501
         assert topic.policies.effective.message_ttl_s == 0
 
 

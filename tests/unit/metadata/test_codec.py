@@ -106,6 +106,7 @@ def topics(draw: st.DrawFn) -> model.TopicRecord:
         dropped=draw(heads) if cut == 0 else None,
         incarnation=draw(st.just("") | incarnations),
         deleted=draw(st.booleans()) if cut == 0 else False,
+        ledger_min=draw(counts),
     )
 
 
@@ -257,6 +258,7 @@ RECORDS: dict[
             deleted_ms=counts,
             brokers=properties,
             clients=st.frozensets(names, max_size=3),
+            ledger_min=counts,
             unknown=st.just(b""),
         ),
     ),

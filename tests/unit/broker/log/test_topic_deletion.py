@@ -20,6 +20,7 @@ from magnetar.broker.log.owned_record import OwnedRecord, topic_path
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.record_limits import DELETING_MAX, LEDGERS_MAX
 from magnetar.broker.log.topic_deletion import (
+    LEDGERS_PER_PASS,
     RETURN_S_MAX,
     STALLED_S,
     TOMBSTONE_S_MAX,
@@ -30,7 +31,14 @@ from magnetar.broker.log.topic_deletion import (
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_tombstone, decode_topic, encode_topic
 from magnetar.metadata.memory import MemoryStore, MemoryTree
-from magnetar.metadata.model import LedgerId, TopicRecord, TopicTombstone
+from magnetar.metadata.model import (
+    DroppedHead,
+    EntryId,
+    LedgerId,
+    TopicLedger,
+    TopicRecord,
+    TopicTombstone,
+)
 from magnetar.metadata.store import ABSENT, MetadataStore
 
 TOMBSTONE = paths.deleted_topic(str(TOPIC))
@@ -213,6 +221,57 @@ async def test_no_step_of_the_deletion_of_the_largest_topic_blocks_the_loop() ->
     await world.store().put(topic_path(TOPIC), encode_topic(record), expected=ABSENT)
     await TopicDeletions(world.store(), TimedLedgers(world), world.clock).finish(TOPIC)
     assert await record_of(world) is None
+
+
+NEWEST = LedgerId(1_500)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        TopicRecord(3, ledgers=(TopicLedger(LedgerId(7), 0, 1, 1, 1), TopicLedger(NEWEST, 1))),
+        TopicRecord(3, dropped=DroppedHead(NEWEST, EntryId(4), 5)),
+        TopicRecord(3, deleting=(NEWEST, LedgerId(7))),
+        TopicRecord(3, ledger_min=NEWEST + 1),
+    ],
+    ids=["in use", "dropped", "being deleted", "of an earlier topic"],
+)
+async def test_the_ledgers_of_a_new_topic_have_larger_ids(old: TopicRecord) -> None:
+    """The broker of the new topic has a block of smaller ids. Another broker takes the new topic
+    over before its first message."""
+    world = ClusterState()
+    record = replace(old, incarnation=drawn_incarnation())
+    await world.store().put(topic_path(TOPIC), encode_topic(record), expected=ABSENT)
+    await delete(world)
+    tombstone = await deletions_of(world).tombstone(TOPIC)
+    assert tombstone is not None
+    await OwnedRecord.take(
+        TOPIC, world.store(), incarnation=drawn_incarnation(), ledger_min=tombstone.ledger_min
+    )
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+        assert topic.log.chain.newest == NEWEST + 1
+
+
+async def test_a_deletion_that_died_half_way_keeps_the_largest_id() -> None:
+    """The list of ledgers does not have the newest ledger any more when the broker dies."""
+    world = ClusterState()
+    ledgers = (NEWEST, *map(LedgerId, range(LEDGERS_PER_PASS)))
+    record = TopicRecord(3, incarnation=drawn_incarnation(), deleting=ledgers)
+    await world.store().put(topic_path(TOPIC), encode_topic(record), expected=ABSENT)
+    owned = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    dying = FakeLedgers(world.ledgers, Steps(LEDGERS_PER_PASS))
+    with pytest.raises(BrokerDied):
+        await TopicDeletions(world.store(), dying, world.clock).delete(
+            owned, brokers={}, clients=frozenset()
+        )
+    left = await record_of(world)
+    assert left is not None
+    assert NEWEST not in left.deleting
+    await deletions_of(world).finish(TOPIC)
+    tombstone = await deletions_of(world).tombstone(TOPIC)
+    assert tombstone is not None
+    assert tombstone.ledger_min == NEWEST + 1
 
 
 class PausedLedgers(FakeLedgers):

@@ -26,7 +26,12 @@ from magnetar.bookie.repair.survey import SCAN_LEDGERS_PER_S, read_cluster
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain
-from magnetar.metadata.errors import InvalidRecord, OutcomeUnknown, Unavailable
+from magnetar.metadata.errors import (
+    InvalidRecord,
+    MetadataError,
+    OutcomeUnknown,
+    Unavailable,
+)
 from magnetar.metadata.model import LedgerId, LedgerState
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
 from magnetar.metadata.under_replication import BookieDrain
@@ -188,18 +193,28 @@ class _Leaving:
                 self.blockers = found
 
     async def _blockers_of(self, batch: Sequence[Found]) -> dict[int, str]:
-        """Record the ledgers on the bookie for repair; returns the reason why each of them still
-        waits."""
+        """Record the ledgers on the bookie for repair, all of them at once, so pass only a few.
+        Returns the reason why each of them still waits."""
         blockers: dict[int, str] = {}
-        for ledger, metadata in batch:
-            if metadata is None:
-                blockers[ledger] = "its metadata cannot be read"
-            elif self._is_on(metadata):
-                try:
-                    blockers[ledger] = await self._record(metadata)
-                except InvalidRecord:
-                    blockers[ledger] = "its under-replication record cannot be read"
-        return blockers
+        failures: list[MetadataError] = []
+
+        async def record(ledger: LedgerId, metadata: LedgerMetadata) -> None:
+            try:
+                blockers[ledger] = await self._record(metadata)
+            except InvalidRecord:
+                blockers[ledger] = "its under-replication record cannot be read"
+            except MetadataError as error:
+                failures.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            for ledger, metadata in batch:
+                if metadata is None:
+                    blockers[ledger] = "its metadata cannot be read"
+                elif self._is_on(metadata):
+                    group.create_task(record(ledger, metadata))
+        if failures:
+            raise failures[0]
+        return dict(sorted(blockers.items()))
 
     async def _record(self, metadata: LedgerMetadata) -> str:
         ledger = metadata.ledger

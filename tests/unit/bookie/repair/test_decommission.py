@@ -23,6 +23,7 @@ from magnetar.bookie.repair.decommission import Progress, Stage, decommission, d
 from magnetar.bookie.repair.errors import NoSuchBookie, StillNeeded
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain, encode_cluster
+from magnetar.metadata.errors import Unavailable
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import NO_LEDGER, BookieId
 from magnetar.metadata.store import ABSENT
@@ -188,6 +189,54 @@ async def test_an_unreadable_under_replication_record_blocks_only_its_own_ledger
             await decommission(nodes.store, ManualClock(), name, timeout_s=30, on_progress=print)
         why = "its under-replication record cannot be read"
         assert caught.value.blockers == {made[0].ledger: why}
+
+
+class Gathering(MemoryStore):
+    """A store that answers the first writes of under-replication records only together."""
+
+    def __init__(self, nodes: BookieCluster, together: int) -> None:
+        super().__init__(nodes.tree)
+        self._missing = together
+        self._all = asyncio.Event()
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        if path.startswith(paths.UNDER_REPLICATED):
+            self._missing -= 1
+            if self._missing == 0:
+                self._all.set()
+            await self._all.wait()
+        return await super().put(path, value, expected=expected)
+
+
+async def test_a_decommission_writes_many_records_at_once() -> None:
+    async with founded(3) as nodes, nodes.process() as ledgers:
+        made = [await written(ledgers, 1) for _ in range(6)]
+        store = Gathering(nodes, len(made))
+        name = nodes.bookies[0].member.bookie
+        with pytest.raises(StillNeeded) as caught:
+            await decommission(store, ManualClock(), name, timeout_s=30, on_progress=print)
+        assert list(caught.value.blockers) == [each.ledger for each in made]
+
+
+async def test_a_decommission_continues_after_one_of_many_writes_failed() -> None:
+    class Failing(MemoryStore):
+        fails_at = ""
+
+        async def get(self, path: str) -> Versioned | None:
+            if path == self.fails_at:
+                self.fails_at = ""
+                raise Unavailable("a fault")
+            return await super().get(path)
+
+    async with founded(3) as nodes, nodes.process() as ledgers:
+        made = [await written(ledgers, 1) for _ in range(6)]
+        store = Failing(nodes.tree)
+        store.fails_at = paths.repair_lock(made[2].ledger)
+        name = nodes.bookies[0].member.bookie
+        with pytest.raises(StillNeeded) as caught:
+            await decommission(store, ManualClock(), name, timeout_s=30, on_progress=print)
+        assert store.fails_at == ""
+        assert list(caught.value.blockers) == [each.ledger for each in made]
 
 
 async def test_unknown_fields_of_a_record_are_kept() -> None:

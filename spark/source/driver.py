@@ -54,10 +54,10 @@ def plan_frame(options: ReadOptions) -> list[Task]:
     pushed = options.pushed
     topics = [it for it in view.topics if pushed is None or pushed.keeps_topic(TopicName.parse(it))]
     states = _existing(view.states(dict.fromkeys(topics, 0)))
-    starts, ends = {}, {}
+    starts = _start_places(view, options.start, states)
+    ends = _end_places(view, options.end, states)
     for topic, state in states.items():
-        starts[topic] = _start(view, topic, options.start, state)
-        end = _end(view, topic, options.end, state)
+        end = ends[topic]
         if pushed is not None:
             starts[topic], end = _narrowed(view, topic, starts[topic], end, pushed.index_bounds())
         ends[topic] = replace(end, bytes=state.bytes_between(starts[topic], end))
@@ -214,10 +214,7 @@ class StreamDriver:
         if not self._frozen:
             self._view.discover()
             self._ask_states(dict.fromkeys(self._view.topics, 0))
-        begins = {
-            topic: _start(self._view, topic, self._options.start, state)
-            for topic, state in _existing(self._states).items()
-        }
+        begins = _start_places(self._view, self._options.start, _existing(self._states))
         if self._options.subscription:
             self._view.hold(self._query, begins)
             self._held |= begins
@@ -487,18 +484,24 @@ def _with_copies(
     return tasks
 
 
-def _start(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:
-    return view.place_of(topic, bounds.of(TopicName.parse(topic)), state)
+def _start_places(
+    view: TopicView, bounds: Bounds, states: Mapping[str, TopicState]
+) -> dict[str, Place]:
+    named = {topic: bounds.of(TopicName.parse(topic)) for topic in states}
+    return view.places_of(named, states)
 
 
-def _end(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:
-    """Return the place where the read ends. Its index is that of the first message not read. If the
-    end is in the middle of an entry, the place is after the entry."""
-    bound = bounds.of(TopicName.parse(topic))
-    place = view.place_of(topic, bound, state)
-    if isinstance(bound, MessagePlace) and bound.batch_index:
-        return replace(place, entry=place.entry + 1)
-    return place
+def _end_places(
+    view: TopicView, bounds: Bounds, states: Mapping[str, TopicState]
+) -> dict[str, Place]:
+    """Return the places where the read ends. The index of a place is that of the first message not
+    read. If the end is in the middle of an entry, the place is after the entry."""
+    named = {topic: bounds.of(TopicName.parse(topic)) for topic in states}
+    ends = view.places_of(named, states)
+    for topic, bound in named.items():
+        if isinstance(bound, MessagePlace) and bound.batch_index:
+            ends[topic] = replace(ends[topic], entry=ends[topic].entry + 1)
+    return ends
 
 
 def _narrowed(
@@ -512,7 +515,7 @@ def _narrowed(
         start = replace(view.entry_of_index(topic, first), index=first)
     if behind is not None and behind < end.index:
         place = view.entry_of_index(topic, behind)
-        # As in `_end`: the place is after the entry, and its index ends the read.
+        # As in `_end_places`: the place is after the entry, and its index ends the read.
         entry = place.entry + 1 if place.index < behind else place.entry
         end = replace(place, entry=entry, index=behind)
     return start, end

@@ -131,8 +131,8 @@ class TopicView:
                 return state.latest
             case Time() if not state.ledgers:  # the search would open an empty topic
                 return state.latest
-            case Time(ms):
-                return self._entry(topic, pb.FindEntryRequest(topic=topic, publish_time_ms=ms))
+            case Time():
+                return self._entry(topic, _entry_since(topic, bound))
             case MessagePlace(ledger, entry, batch_index):
                 place = self.entry_at(topic, ledger, entry)
                 if (place.ledger, place.entry) != (ledger, entry) or not batch_index:
@@ -142,6 +142,26 @@ class TopicView:
                 return Place(ledger, entry, index)
             case _:
                 raise AssertionError(bound)
+
+    def places_of(
+        self, bounds: Mapping[str, Bound], states: Mapping[str, TopicState]
+    ) -> dict[str, Place]:
+        """The place that the bound of each topic names. The brokers search the times of several
+        topics at the same time.
+
+        Raises TopicNotFound, ReadRefused, ReadStalled.
+        """
+        found = self._entries(
+            {
+                topic: _entry_since(topic, bound)
+                for topic, bound in bounds.items()
+                if isinstance(bound, Time) and states[topic].ledgers
+            }
+        )
+        return {
+            topic: found.get(topic) or self.place_of(topic, bound, states[topic])
+            for topic, bound in bounds.items()
+        }
 
     def entry_of_index(self, topic: str, index: int) -> Place:
         """The place of the entry that holds the message with this index. The place has the index of
@@ -434,6 +454,11 @@ def _chunks(items: Sequence[str], size: int = TOPICS_PER_CALL) -> Iterator[list[
 def _entry_from(topic: str, ledger: int, entry: int) -> pb.FindEntryRequest:
     """Ask for the first entry at or after this one."""
     return pb.FindEntryRequest(topic=topic, place=pb.EntryPlace(ledger=ledger, entry=entry))
+
+
+def _entry_since(topic: str, time: Time) -> pb.FindEntryRequest:
+    """Ask for the first entry published at this time or later."""
+    return pb.FindEntryRequest(topic=topic, publish_time_ms=time.ms)
 
 
 def _copies_chunks(ledgers: Mapping[str, Sequence[int]]) -> Iterator[dict[str, list[int]]]:

@@ -14,7 +14,7 @@ from support import wait_for
 
 from magnetar.spark.errors import DataLost, ReadStalled, TopicNotFound
 from magnetar.spark.offsets import Offsets, Place
-from magnetar.spark.source.driver import StreamDriver
+from magnetar.spark.source.driver import StreamDriver, plan_frame
 from magnetar.spark.source.options import parse_options
 
 if TYPE_CHECKING:
@@ -141,6 +141,18 @@ def test_brokers_search_the_limits_of_many_topics_at_the_same_time(servers: Exit
     driver = StreamDriver(options, now_ms=0, query="q")
     end = driver.latest(driver.initial(), rows_max=8, bytes_max=None)
     assert [place[:3] for place in end["t"].values()] == [[3, 2, 2]] * 4
+
+
+def test_brokers_search_the_times_of_many_topics_at_the_same_time(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=6))))
+    together = Barrier(4)
+    server.before_entry = lambda call: together.wait(5)
+    given = {"service.url": server.url, "topics": "a,b,c,d", "readTimeoutMs": "300"}
+    given["startingTime"] = "1700000000000"
+    driver = StreamDriver(parse_options(given, streaming=True), now_ms=0, query="q")
+    end = driver.latest(driver.initial(), rows_max=None, bytes_max=None)
+    assert [place[:3] for place in end["t"].values()] == [[3, 6, 6]] * 4
+    assert plan_frame(parse_options(given | {"endingTime": "1700000000001"})) == []
 
 
 def test_available_now_reads_fewer_rows_than_a_batch_waits_for(servers: ExitStack) -> None:

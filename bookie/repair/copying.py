@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.bookie.ledger.errors import BookieUnavailable, EntryUnreadable
 from magnetar.bookie.ledger.handle import LedgerReader
 from magnetar.bookie.ledger.quorum import quorum_of
 from magnetar.bookie.repair.errors import CopyFailed
@@ -57,7 +57,8 @@ async def copy_entries(
     """Make `target` store durably the entries from `progress.following` to `last` that are striped
     to `seat`; they must be in one segment. Updates `progress`, also if it raises an error.
 
-    Raises EntryUnreadable if no replica returns an entry, and CopyFailed.
+    Raises EntryUnreadable if no replica returns an entry; `target` then has the entries before it.
+    Raises CopyFailed, too.
     """
     stream = services.pool.copies(target)
     if not await stream.connect(services.config.connect_timeout_s):
@@ -72,6 +73,9 @@ async def copy_entries(
         async with asyncio.TaskGroup() as group:
             ahead = _ReadAhead(reader, quorum_of(metadata), seat, first, last, group)
             while (piece := await ahead.next()) is not None:
+                if isinstance(piece, EntryUnreadable):
+                    await sending.wait_stored()  # the entries before it
+                    raise piece
                 await asyncio.sleep(pace.delay_s(piece.read_bytes, loop.time()))
                 for entry in piece.entries:
                     await sending.wait_room()
@@ -143,23 +147,33 @@ class _ReadAhead:
         self._group = group
         self._reading = self._begin(first)
 
-    async def next(self) -> _Piece | None:
-        """Return the next piece. None: all entries were read. Raises EntryUnreadable."""
+    async def next(self) -> _Piece | EntryUnreadable | None:
+        """Return the next piece. None: all entries were read. EntryUnreadable: the entry after the
+        last piece cannot be read, and no further call is allowed."""
         if self._reading is None:
             return None
         found = await self._reading
+        if isinstance(found, EntryUnreadable):
+            return found
         self._reading = self._begin(found[-1].entry + 1)
         return _Piece(
             [each for each in found if self._quorum.write_set(each.entry) >> self._seat & 1],
             sum(len(each.envelope) for each in found),
         )
 
-    def _begin(self, entry: int) -> asyncio.Task[list[LedgerEntry]] | None:
+    def _begin(self, entry: int) -> asyncio.Task[list[LedgerEntry] | EntryUnreadable] | None:
         at = self._quorum.run_of(self._seat, entry).start
         if at > self._last:
             return None
-        read = self._reader.read(at, self._last, bytes_max=READ_BYTES_MAX)
-        return self._group.create_task(read)
+        return self._group.create_task(self._read(at))
+
+    async def _read(self, at: int) -> list[LedgerEntry] | EntryUnreadable:
+        """Read the entries from this one on. An error must not cancel the group, which still sends
+        the entries of the previous read."""
+        try:
+            return await self._reader.read(at, self._last, bytes_max=READ_BYTES_MAX)
+        except EntryUnreadable as error:
+            return error
 
 
 class _Sending:

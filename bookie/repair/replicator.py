@@ -35,9 +35,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
-from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.bookie.ledger.errors import EntryUnreadable, LedgerError
 from magnetar.bookie.ledger.health import Grade
 from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.bookie.repair.copying import CopyProgress, copy_entries, first_missing
@@ -49,6 +49,7 @@ from magnetar.bookie.repair.unfinished_copies import UnfinishedCopies, Unfinishe
 from magnetar.metadata import paths
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import BookieId, LedgerId, LedgerState, Member
+from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ replicators seldom choose the same ledger."""
 TROUBLES_MAX: Final = 100_000
 """The limit of ledgers whose retry time the replicator remembers: 20 MB. At the limit, it forgets
 the oldest ledger, and tries this ledger again at once."""
+
+UNREADABLE_MAX: Final = 16
+"""The maximum number of entries that one attempt to write bad copies again leaves out because no
+replica can return them. The attempt ends at the next one: each of them costs a request to every
+replica."""
 
 TAILS_MAX: Final = 100_000
 """The limit of open ledgers whose grace the replicator measures: 90 MB. At the limit, the grace of
@@ -262,12 +268,13 @@ class Replicator:
                 break
             if isinstance(step, Rewrite):
                 done.add(step)
-                following, error = await self._rewrite(step, metadata)
-                if error is not None:
-                    failed[replace(step, first=following)] = error  # the rest waits for a retry
-                if following > step.first and locked():
-                    left = record.faults.rewritten(step.member, step.first, following - 1)
-                    record = await self._under_replication.replace(record, left) or record
+                written, left = await self._rewrite(step, metadata)
+                failed |= left  # they wait for a retry
+                faults = record.faults
+                for part in written:
+                    faults = faults.rewritten(step.member, part.start, part.stop - 1)
+                if locked():
+                    record = await self._under_replication.replace(record, faults) or record
                 continue
             try:
                 if isinstance(step, Move):
@@ -311,24 +318,41 @@ class Replicator:
 
     async def _rewrite(
         self, step: Rewrite, metadata: LedgerMetadata
-    ) -> tuple[int, RepairError | LedgerError | None]:
-        """Write the entries to their member again. Returns the first entry that may not be written
-        yet, and the error; None: all are written. Raises the errors of the metadata store."""
-        progress = CopyProgress(step.first)
-        error: RepairError | LedgerError | None = None
-        try:
-            await self._copy(metadata, step.seat, step.last, step.member, progress)
-        except (RepairError, LedgerError) as raised:
-            error = raised
-        if progress.following > step.first:
-            log.info(
-                "entries written again",
-                ledger=metadata.ledger,
-                first=step.first,
-                last=progress.following - 1,
-                bookie=step.member.bookie,
-            )
-        return progress.following, error
+    ) -> tuple[list[range], dict[Step, RepairError | LedgerError]]:
+        """Write the entries to their member again, but for entries that no replica can return.
+        Returns the entries that are written, and the steps that remain, with their errors. Raises
+        the errors of the metadata store."""
+        written: list[range] = []
+        left: list[range] = []
+        failure: RepairError | LedgerError | None = None
+        at, skipped = step.first, 0
+        while at <= step.last:
+            progress, following = CopyProgress(at), step.last + 1
+            try:
+                await self._copy(metadata, step.seat, step.last, step.member, progress)
+            except (RepairError, LedgerError) as error:
+                failure = failure or error
+                if _concerns_one_entry(error) and skipped < UNREADABLE_MAX:
+                    following = error.entry + 1
+                    skipped += 1
+                joins = left and left[-1].stop == progress.following
+                begin = left.pop().start if joins else progress.following
+                left.append(range(begin, following))
+            if progress.following > at:
+                written.append(range(at, progress.following))
+                log.info(
+                    "entries written again",
+                    ledger=metadata.ledger,
+                    first=at,
+                    last=progress.following - 1,
+                    bookie=step.member.bookie,
+                )
+            at = following
+        if failure is None:
+            return written, {}
+        return written, {
+            replace(step, first=part.start, last=part.stop - 1): failure for part in left
+        }
 
     async def _move(self, move: Move, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
         """Copy the entries of a lost member's seat to another bookie, and give this bookie the
@@ -532,6 +556,16 @@ class Replicator:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _concerns_one_entry(error: RepairError | LedgerError) -> TypeGuard[EntryUnreadable]:
+    """Return whether all replicas answered that they cannot return this entry. Other entries may be
+    readable then."""
+    return (
+        isinstance(error, EntryUnreadable)
+        and not error.deleted
+        and BookieCode.TIMEOUT not in error.answers.values()
+    )
 
 
 def _still_written(ledger: LedgerId, plan: RepairPlan) -> StillWritten:

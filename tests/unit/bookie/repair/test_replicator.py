@@ -576,6 +576,43 @@ async def test_copies_that_a_bookie_did_not_store_stay_recorded() -> None:
             assert await bad_of(nodes, before.ledger) == [(10, 12)]
 
 
+async def test_entries_that_no_bookie_has_do_not_stop_the_rewriting_of_others() -> None:
+    """The bookie acknowledges late: the failed read of an entry does not cancel earlier copies."""
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        bookie = nodes.bookie(before.segments[0].members[0])
+        stored = bookie.ledgers[before.ledger].entries
+        stored.clear()
+        lost = {7, 8, 13}
+        for each in nodes.bookies:
+            each.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry in lost else None
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 19)
+        received = count_copies(bookie)
+        bookie.may_ack.clear()
+        async with replicating(nodes):
+            await wait_until(lambda: received == list(range(7)))
+            bookie.may_ack.set()
+            await noted(nodes, before.ledger, f"entry {before.ledger}:7")
+            assert sorted(stored) == [entry for entry in range(20) if entry not in lost]
+            assert await bad_of(nodes, before.ledger) == [(7, 8), (13, 13)]
+            lost.clear()
+            await repaired(nodes, before.ledger, within_s=700)
+        check_whole(nodes, before)
+
+
+async def test_a_rewrite_ends_when_too_many_entries_cannot_be_read() -> None:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 100)
+        bookie = nodes.bookie(before.segments[0].members[0])
+        for each in nodes.bookies:
+            each.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry % 2 else None
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 99)
+        received = count_copies(bookie)
+        async with replicating(nodes):
+            await noted(nodes, before.ledger, f"entry {before.ledger}:1 ")
+        assert received == list(range(0, 2 * replicator.UNREADABLE_MAX + 1, 2))
+
+
 async def test_t31_a_copy_found_bad_again_while_copies_are_written_is_written_again() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         before = await open_again(nodes, await written(ledgers, 20))

@@ -1,9 +1,10 @@
 """A non-persistent topic: it sends messages to the connected consumers and does not store them.
 
 The session reads a publish. In the same step of the event loop, the publish passes the stages
-(pipeline.py), and the topic delivers it. The producer gets its receipt even if no consumer gets the
-message. A subscription drops and counts a message that it cannot deliver (no consumer, no permits,
-a connection that is not writable).
+(pipeline.py), and the topic delivers it; with many subscriptions the delivery takes more steps
+(live_delivery.py). The producer gets its receipt even if no consumer gets the message. A
+subscription drops and counts a message that it cannot deliver (no consumer, no permits, a
+connection that is not writable).
 
 The topic has no record and no task. When no client has used the topic for IDLE_S, it calls
 `on_idle`, and the broker closes it. Its durable subscriptions, which hold no messages, end with it.
@@ -28,6 +29,7 @@ from magnetar.broker.errors import (
 from magnetar.broker.topic.consumer_admission import ConsumerAdmission, require_name
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.broker.topic.description import describe_all
+from magnetar.broker.topic.live_delivery import LiveDelivery
 from magnetar.broker.topic.live_producer import LiveProducer
 from magnetar.broker.topic.live_subscription import LiveSubscription
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
@@ -116,6 +118,7 @@ class NonPersistentTopic:
                 self._rate,
             ]
         )
+        self._delivery = LiveDelivery(self.subscriptions)
         self._removed = (0, 0)  # delivered by subscriptions that are gone
         self._dropped = 0  # messages dropped by producers and subscriptions that are gone
         self._idle_timer: asyncio.TimerHandle | None = None  # None: the topic is in use
@@ -161,6 +164,7 @@ class NonPersistentTopic:
             deliver=self._deliver,
             leave=self._on_left,
             rate=self._rate,
+            delivery=self._delivery,
             now_ms=self._clock.now_ms,
             now=self._loop.time(),
         )
@@ -177,8 +181,7 @@ class NonPersistentTopic:
     def _deliver(self, entries: Sequence[StoredEntry], now: float) -> None:
         size = sum([len(entry.view.data) for entry in entries])
         self.published.count(sum([entry.messages for entry in entries]), size, now)
-        for subscription in list(self.subscriptions.values()):
-            subscription.on_published(entries, now)
+        self._delivery.deliver(entries, now)
 
     def _on_left(self, producer: LiveProducer) -> None:
         del self.producers[producer.name]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.log.outstanding import Appended
     from magnetar.broker.topic.contract import CloseReason, ProducerEvents, ProducerRequest
+    from magnetar.broker.topic.live_delivery import LiveDelivery
     from magnetar.broker.topic.pausing_rate import PausingRate
     from magnetar.broker.topic.pipeline import Pipeline
     from magnetar.protos.sends import SendRun
@@ -69,6 +70,7 @@ class LiveProducer:
         deliver: Callable[[Sequence[StoredEntry], float], None],
         leave: Callable[[LiveProducer], None],
         rate: PausingRate,
+        delivery: LiveDelivery,
         now_ms: Callable[[], int],
         now: float,
     ) -> None:
@@ -87,6 +89,7 @@ class LiveProducer:
         self._deliver = deliver
         self._leave = leave
         self._rate = rate
+        self._delivery = delivery
         self._now_ms = now_ms
         self._open = True
 
@@ -133,12 +136,14 @@ class LiveProducer:
     @property
     def has_room(self) -> bool:
         """True when `wait_room` would return at once."""
-        return self._rate.wait_s(asyncio.get_running_loop().time()) <= 0
+        now = asyncio.get_running_loop().time()
+        return self._delivery.is_idle and self._rate.wait_s(now) <= 0
 
     async def wait_room(self) -> None:
-        """Wait until the publish rate of the topic allows more. The producer holds no bytes, so
-        there is no wait for memory."""
+        """Wait until the publish rate of the topic allows more, and the entries so far are
+        delivered."""
         await self._rate.wait()
+        await self._delivery.wait_idle()
 
     async def close(self) -> None:
         """The client closes the producer. Every publish is answered already."""

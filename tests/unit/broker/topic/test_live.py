@@ -21,6 +21,7 @@ from magnetar.broker.errors import (
     TopicClosing,
 )
 from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.topic import live_delivery
 from magnetar.broker.topic.contract import (
     AccessMode,
     ClientInfo,
@@ -30,6 +31,7 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.live import CLOSED_PER_TURN, IDLE_S, NonPersistentTopic
+from magnetar.broker.topic.live_delivery import SUBSCRIPTION_US
 from magnetar.broker.topic.live_producer import Cap, LiveProducer
 from magnetar.metadata.policies import Rate, SubscribeRate
 from magnetar.metadata.policies import SubscriptionType as Allowed
@@ -99,6 +101,38 @@ async def test_a_message_reaches_every_subscription_and_is_receipted_at_once() -
     assert one[1].texts == two[1].texts == ["x", "y"]
     assert set(one[1].positions) == {Position(0, 0)}
     assert world.topic.dropped_total == 0
+
+
+async def test_many_subscriptions_get_entries_in_several_steps_and_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_delivery, "SUBSCRIPTIONS_PER_STEP", 2)
+    monkeypatch.setattr(live_delivery, "STEP_US", 2 * (SUBSCRIPTION_US + 1))
+    world = World()
+    sessions = [(await world.consume(f"s{number}"))[1] for number in range(5)]
+    (one, receipts), (two, _) = await world.produce(), await world.produce()
+    world.send(one, "a")
+    world.send(two, "b")
+    assert receipts.receipted == [0]
+    assert not one.has_room
+    assert not two.has_room
+    late = (await world.consume("late"))[1]
+    for name in ("s1", "s2", "s3", "late"):
+        await world.topic.unsubscribe(name, force=True)
+    world.send(one, "c")  # few subscriptions are left, and earlier entries wait
+    counts = [0]
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(two.wait_room())
+        while not one.has_room:
+            assert not waiting.done()
+            await asyncio.sleep(0)
+            counts.append(sum(session.deliveries for session in sessions))
+    assert counts == [0, 1, 1, 3, 3, 4, 6]
+    assert sessions[0].texts == sessions[4].texts == ["a", "b", "c"]
+    assert late.texts == []
+    assert two.has_room
+    world.send(two, "d")
+    assert sessions[0].texts == sessions[4].texts == ["a", "b", "c", "d"]
 
 
 async def test_receipts_come_without_a_consumer() -> None:

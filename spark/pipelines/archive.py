@@ -32,6 +32,14 @@ NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 """Spark's name for the directory of rows whose value is null."""
 
 
+KEY_BYTES_MAX: Final = 251
+"""The limit of an escaped key: a file system limits the name of a directory, "key=...", to 255
+bytes."""
+
+_ESCAPED: Final = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
+"""The characters that Spark writes as % and two digits in the name of a directory."""
+
+
 class PartitionBy(StrEnum):
     """The value by which an archive is divided into directories. Dates are in UTC."""
 
@@ -125,7 +133,9 @@ def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:
         case PartitionBy.KEY:
             # A message whose key cannot be the value of a directory is stored with the messages
             # without a key.
-            can_be = ~key_column().isin("", NO_VALUE)
+            escaped = F.regexp_replace(key_column(), _ESCAPED, "%00")
+            is_short = F.octet_length(escaped) <= KEY_BYTES_MAX
+            can_be = ~key_column().isin("", NO_VALUE) & is_short
             return {"key": F.when(can_be, key_column())}
         case PartitionBy.NONE:
             return {}

@@ -1,5 +1,6 @@
 """A set of entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`. A cursor keeps its
-acknowledged entries as bitmaps, and the index of delayed messages the entries of its runs.
+acknowledged entries as bitmaps. The index of delayed messages keeps the entries of its
+runs as bitmaps, too.
 
 The order of acknowledgements does not change the cost of a bit. Sorted ranges would cost more: a
 million random holes take 96 MB as ranges and 0.3 MB as bits, and each insertion would search the

@@ -57,10 +57,11 @@ CHANGES_MAX: Final = 50
 blocks the event loop for up to 0.3 ms."""
 
 VERSIONS_PASSED_MAX: Final = 1_000
-"""The limit of `version_min` in `_pass_version`, because 1,000 writes take some seconds. If the
-deleted topic's record had a higher version, a stale owner of that topic could still overwrite the
-new topic's record. Its write succeeds only while the new record has the version that the stale
-owner last read."""
+"""The maximum of `version_min` in `OwnedRecord.take`. `take` writes a new record once for each
+version up to `version_min`, and 1,000 writes take some seconds. A stale owner's write succeeds only
+while the record has the version that the stale owner last read. So if the stale owner of a
+deleted topic last read a version above this maximum, it could still overwrite the new topic's
+record."""
 
 
 class _Change:
@@ -328,7 +329,8 @@ def forgetting(record: TopicRecord, deleted: Collection[LedgerId]) -> TopicRecor
 
 
 def _ignore() -> None:
-    """Do nothing: the task that deletes ledgers has not started. It reads `deleting` then."""
+    """Do nothing: the task that deletes ledgers has not started. When it starts, it reads
+    `deleting`."""
 
 
 async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Versioned | None:
@@ -350,8 +352,9 @@ async def _pass_version(
     deleted topic's record and not written it yet. Without the higher version, its write could
     replace the new record. If the stale owner writes before this function ends, this function
     writes the new record again. That loses nothing, because no other code uses the record yet. The
-    epoch of a stale owner is at most `epoch_min`. A record with a higher epoch belongs to another
-    broker: this one was fenced, or the topic was deleted and created again meanwhile."""
+    record that a stale owner writes has another incarnation and an epoch of at most `epoch_min`. If
+    any other record has replaced the new one, raise LogFenced: another broker has taken the topic
+    over, or the topic was deleted and created again."""
     if taken.version > version_min:
         return taken
     ours = decode_topic(taken.value)

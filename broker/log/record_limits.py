@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEDGERS_MAX: Final = 10_000
 """The maximum number of ledgers of a topic. Each takes at most 58 bytes (five numbers of ten bytes,
 their tags, a header): 566 KiB in all. With `ledger_size_factor`, a topic that always rolls as early
-as possible reaches the limit after two years, or 100 TiB."""
+as possible reaches the limit after two years, or 200 TiB."""
 
 DELETING_MAX: Final = 5_000
 """The maximum number of ledgers that wait for their deletion, at most 10 bytes each. While this

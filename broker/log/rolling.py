@@ -1,8 +1,8 @@
 """Creates, closes and records a log's ledgers, also while bookies or the metadata store fail.
 
-Each method repeats a failed step with a back-off until it succeeds. If another broker owns the
-topic, it raises LogFenced. It does not give up earlier: entries wait for the new ledger, and their
-order is kept only if the log drops none of them.
+`create`, `close` and `record` repeat a failed step with a back-off until it succeeds. If another
+broker owns the topic, they raise LogFenced. They do not give up after a number of attempts: entries
+wait for the new ledger, and their order is kept only if the log drops none of them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Rolling:
         A fenced ledger does not prove that this broker has lost the topic (a repair may fence as
         its last resort): the topic's record decides. Raises LogFenced, LogDamaged. Raises
         LogUnavailable if the ledger is fenced and the record cannot be read: another broker
-        probably owns the topic, and clients look for it only after this broker has ended the log.
+        probably owns the topic, and clients look it up again only after this log has ended.
         """
         delays = self.delays()
         while True:

@@ -39,8 +39,8 @@ LEDGERS_PER_PAGE: Final = 1_000
 its answer in time."""
 
 PAUSE_S: Final = 0.002
-"""The pause after each ledger: at most 500 reads a second, a small part of what the metadata store
-takes."""
+"""The pause after each ledger: a sweep examines at most 500 ledgers a second. Their reads are a
+small part of what the metadata store takes."""
 
 RECORDS_MAX: Final = 100
 """The maximum number of topics' records that are kept during a page: at most 100 MB, usually

@@ -34,7 +34,8 @@ PAUSE_S_FIRST: Final = 30.0
 time that they wait between two attempts."""
 PAUSE_S_MAX: Final = 600.0
 PAUSES_MAX: Final = 10
-"""The number up to which the quarantines of a topic are counted. By then they take PAUSE_S_MAX."""
+"""The number up to which the quarantines of a topic are counted. At this number, a quarantine
+takes PAUSE_S_MAX."""
 FORGET_S: Final = 3600.0
 """After this time without a failure, the earlier failures of a topic are forgotten."""
 TOPICS_MAX: Final = 10_000
@@ -151,7 +152,7 @@ class Quarantine:
 
     def failures_of(self, topic: TopicName, now: float) -> list[str]:
         """Describe the last failures of the topic, at most FAILURES_MAX, if one is younger than
-        FORGET_S. After a quarantine, the list begins with the failure that caused it."""
+        FORGET_S. A quarantine removes the failures before the one that caused it."""
         record = self._records.get(topic)
         if record is None or now - record.last.time > FORGET_S:
             return []

@@ -26,10 +26,11 @@ class KeySharedSettings:
     # bytes each, 10 MB for a subscription. The broker disconnects a consumer that exceeds the
     # limit.
     withheld_max: int = 50_000
-    # The limit of one step: pending entries of a departed consumer that the dispatcher returns,
-    # slots that it queues and whose expired entries it removes, or queued entries that it leaves
-    # out. A step takes at most 5 ms, in which the event loop does nothing else. If pending entries
-    # expire, a step handles whole consumers: one with 50,000 entries takes 30 ms.
+    # The limit of one step of the dispatcher. It applies to the pending entries of departed
+    # consumers that the step returns, to the slots that it queues, and to the acknowledged or
+    # outdated items that it drops from the queues. A step takes at most 5 ms, in which the event
+    # loop does nothing else. A step that removes expired pending entries handles whole consumers: a
+    # consumer with 50,000 entries takes 30 ms.
     part_entries: int = 2_000
 
     def __post_init__(self) -> None:

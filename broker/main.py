@@ -125,7 +125,8 @@ def log_config_of(config: BrokerConfig) -> LogConfig:
 
 
 async def trim(topic: Topic) -> None:
-    """Drop the ledgers whose retention time is over. This is a periodic chore."""
+    """Drop the ledgers that no durable subscription needs and retention does not keep. This is a
+    periodic chore."""
     topic.trim()
 
 
@@ -278,7 +279,8 @@ class BrokerProcess:
         counter(
             self._registry,
             "magnetar_silent_brokers_total",
-            "Times that this broker found a registered broker silent. Its bundles are then free.",
+            "Times that this broker found a registered broker silent. A silent broker's bundles"
+            " are free.",
             lambda: broker.liveness.found_silent,
         )
         gauge(

@@ -288,7 +288,8 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 if (method, rest) == ("PUT", "/unload"):
                     names = await broker.perhaps_open(names)
                 query = scope["query_string"]
-                # Without the slash, a partition would remove a slash before it.
+                # Send the slash at the end, too: each partition removes one slash, which otherwise
+                # could be part of a subscription's name.
                 answers = await _send_all(calls, method, names, rest + slash, query, body)
                 answer = _combined(names, answers)
         except OPERATING_ERRORS as error:

@@ -74,6 +74,6 @@ def _routed(scope: "Message") -> str:
         return f"{above}{topic}{encoded(rest) if is_below else unquote(rest)}"
     found = _OF_TOPIC.fullmatch(path)
     if found is not None and (found[3] or "").startswith(_BELOW):
-        # A fixed part of the path, such as `persistent`, is encoded, too.
+        # The client has encoded a fixed part of the path, too, such as `persistent`.
         return f"{found[1]}{found[2]}{quote(found[3])}"
     return path

@@ -64,8 +64,8 @@ class PartitionBusy(errors.BrokerError):
 
 
 class PartitionFailed(errors.BrokerError):
-    """The requested change of all partitions failed at one partition. The other partitions may
-    have made the change."""
+    """A request about all partitions failed at one partition. If it was a change, the other
+    partitions may have made it."""
 
     definite = False
 

@@ -215,7 +215,8 @@ class TopicStats(_Statistics):
         description="publish time of the oldest unacknowledged message, in ms; 0: none",
     )
     oldest_backlog_message_age_seconds: int = Field(
-        default=-1, description="time since the broker appended that message; -1: none"
+        default=-1,
+        description="seconds since the broker appended the oldest unacknowledged message; -1: none",
     )
     oldest_backlog_message_subscription_name: str = ""
     backlog_size: int = Field(default=0, description="bytes of the largest backlog, estimated")

@@ -209,7 +209,7 @@ async def create_namespace(
         with suppress(BadVersion, NoNode):
             await broker.metadata.delete(path, expected=written.version)
         raise
-    except Unavailable as error:  # only the tenant's record was not written
+    except Unavailable as error:  # the namespace's record is written already
         raise OutcomeUnknown(path, str(error)) from error
 
 

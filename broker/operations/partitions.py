@@ -176,8 +176,8 @@ def _average_size(total: Mapping[str, Any], averages: Sequence[float]) -> float:
     if "msgInCounter" in total:
         messages = total["msgInCounter"]
         return total["bytesInCounter"] / messages if messages else 0.0
-    # A producer has no counters. As in Pulsar, its partitions have equal weights; here without
-    # those that it has not published to.
+    # A producer has no counters. As in Pulsar, its partitions have equal weights. Unlike in Pulsar,
+    # partitions that it has not published to do not count.
     found = [average for average in averages if average]
     return fmean(found) if found else 0.0
 

@@ -51,7 +51,7 @@ async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Vers
     """Delete the schema, which adds a deletion mark to its versions. Returns the version number of
     the mark. Raises NoSchema.
 
-    `force`: delete all versions and marks permanently. Returns the number of the newest one.
+    `force`: delete all versions and marks permanently. Returns the number of the newest of them.
     """
     return Version(version=await broker.schemas.delete(name, force=force))
 

@@ -135,8 +135,8 @@ async def expire(
     broker: Broker, name: TopicName, subscription: str | None, older_than_s: int
 ) -> int:
     """Acknowledge the entries that are older than `older_than_s`, as `skip` does, in one
-    subscription or in all (None). Returns the sum of their numbers of entries. Also raises
-    ReadFailed."""
+    subscription or in all (None). Returns the number of acknowledged entries of all these
+    subscriptions. Also raises ReadFailed."""
     topic = await open_topic(broker, name)
     found = topic.all_subscriptions if subscription is None else [_found(topic, subscription)]
     return sum([await topic.expire(each, older_than_s=older_than_s) for each in found])
@@ -152,8 +152,9 @@ async def expire_through(
     excluded: bool = False,
 ) -> int:
     """Acknowledge every entry up to `last`, as `skip` does; `excluded`: without `last` itself. With
-    a `batch_index`, the message is one of the batch at `last`: the batch stays if later messages
-    are in it. Also raises PositionNotFound, ReadFailed."""
+    a `batch_index`, the last message is the one with this index in the batch at `last`. The batch
+    stays if the request does not include all its messages. Also raises PositionNotFound,
+    ReadFailed."""
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)
     _require_reached(topic, last)

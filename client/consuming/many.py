@@ -128,10 +128,7 @@ class ManySubscriber:
             self._wanted.update(names)
             await self._join_all(names)
             self.check_open()
-            name = f"topics of {self.topic}, {self.subscription.name}"
-            self._follower = self._parts.scope.start(
-                guarded(self, partial(self._source.follow, self)), name
-            )
+            self._follow()
         except BaseException:
             self.shut_down(AlreadyClosed("the consumer was not created", topic=self.topic))
             raise
@@ -300,11 +297,19 @@ class ManySubscriber:
     async def unsubscribe(self) -> None:
         """Delete the subscription of each topic, and close the consumer.
 
-        If this fails for some topics, their subscriptions stay. Raises the first error.
+        If this fails for some topics, their subscriptions stay. Raises the first error. If this
+        fails for all topics, the consumer continues to join and leave topics. Otherwise it does
+        not: it would create deleted subscriptions again.
         """
         self.check_open()
         self._stop_following()
-        await together(child.unsubscribe() for child in self.cores)
+        children = self.cores
+        try:
+            await together(child.unsubscribe() for child in children)
+        except BaseException:
+            if self._failure is None and self.cores == children:
+                self._follow()
+            raise
         self.shut_down(AlreadyClosed("the consumer was unsubscribed", topic=self.topic))
 
     async def drain(self) -> None:
@@ -334,6 +339,13 @@ class ManySubscriber:
         for child in self.cores:
             child.shut_down(error)
         self._over.set()
+
+    def _follow(self) -> None:
+        """Start the task that joins new topics and leaves deleted topics."""
+        name = f"topics of {self.topic}, {self.subscription.name}"
+        self._follower = self._parts.scope.start(
+            guarded(self, partial(self._source.follow, self)), name
+        )
 
     def _stop_following(self) -> None:
         if self._follower is not None:

@@ -18,6 +18,7 @@ from magnetar.client.consuming.permits import QUEUE_BYTES_MAX
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.errors import (
     AlreadyClosed,
+    ConsumerBusy,
     CryptoError,
     InvalidConfiguration,
     InvalidTopicName,
@@ -556,6 +557,23 @@ async def test_consumer_joins_added_partitions_at_their_beginning() -> None:
         await publish(client, 1, part(1))
         await asyncio.sleep(11)
         assert (await consumer.receive(5000)).message_id().partition() == 1
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+async def test_consumer_joins_partitions_unless_its_unsubscribe_deleted_subscriptions(
+    refusals: int,
+) -> None:
+    async with client_among(partitions_update_s=10) as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s")
+        for index in range(refusals):
+            cluster.topic(part(index)).unsubscribe_errors.append(pb.ConsumerBusy)
+        with pytest.raises(ConsumerBusy):
+            await consumer.unsubscribe()
+        cluster.partitions[TOPIC] = 3
+        await asyncio.sleep(11)
+        joined = [index for index in range(3) if cluster.topic(part(index)).subscriptions]
+        assert joined == ([0] if refusals == 1 else [0, 1, 2])
 
 
 async def test_async_for_ends_with_the_consumer() -> None:

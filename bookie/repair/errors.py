@@ -1,5 +1,5 @@
 """The operating errors of repair. A failed step of a repair leaves the ledger's metadata unchanged.
-Its copies are harmless; a repeated repair may send them again."""
+The copies that the step made are harmless; a repeated repair may send them again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class StillWritten(RepairError):
     segment has ended."""
 
     def __init__(self, ledger: int, members: str) -> None:
-        super().__init__(f"ledger {ledger} is open and waits for its writer: lost or bad {members}")
+        super().__init__(
+            f"ledger {ledger} is open and waits for its writer; bookies that are lost or have bad"
+            f" copies: {members}"
+        )
         self.ledger = ledger
 
 
@@ -73,8 +76,8 @@ class NoSuchBookie(RepairError):
 
 
 class StillNeeded(RepairError):
-    """The bookie could not be removed in time, because it still holds these ledgers. Moved ledgers
-    stay moved. Decommission the bookie again to continue."""
+    """The bookie could not be removed in time: it still holds ledgers (`blockers`), or it still
+    serves. Moved ledgers stay moved. Decommission the bookie again to continue."""
 
     definite = False
 

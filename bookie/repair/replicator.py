@@ -88,8 +88,8 @@ TROUBLES_MAX: Final = 100_000
 the oldest ledger, and tries this ledger again at once."""
 
 UNREADABLE_MAX: Final = 16
-"""The maximum number of entries that one attempt to write bad copies again leaves out because no
-replica can return them. The attempt ends at the next one: each of them costs a request to every
+"""The maximum number of entries that an attempt to rewrite bad copies leaves out because no replica
+can return them. The attempt ends at the next such entry: each of them costs a request to every
 replica."""
 
 TAILS_MAX: Final = 100_000
@@ -319,7 +319,7 @@ class Replicator:
     async def _rewrite(
         self, step: Rewrite, metadata: LedgerMetadata
     ) -> tuple[list[range], dict[Step, RepairError | LedgerError]]:
-        """Write the entries to their member again, but for entries that no replica can return.
+        """Write the entries to their member again, except entries that no replica can return.
         Returns the entries that are written, and the steps that remain, with their errors. Raises
         the errors of the metadata store."""
         written: list[range] = []
@@ -437,7 +437,7 @@ class Replicator:
                 copy = UnfinishedCopy(segment, target, following, target_fails)
                 self._unfinished.keep(ledger, first, seat, copy)
             elif target_fails and before is not None and before.target == target:
-                # If it cannot be reached, it may still have the entries.
+                # An unreachable target may still have the entries.
                 copy = replace(before, target_fails=True)
                 self._unfinished.keep(ledger, first, seat, copy)
         return target, progress.copied_bytes
@@ -559,8 +559,8 @@ class Replicator:
 
 
 def _concerns_one_entry(error: RepairError | LedgerError) -> TypeGuard[EntryUnreadable]:
-    """Return whether all replicas answered that they cannot return this entry. Other entries may be
-    readable then."""
+    """Return whether the read of this entry failed at all replicas, at none of them by a timeout.
+    Other entries may be readable in this case."""
     return (
         isinstance(error, EntryUnreadable)
         and not error.deleted

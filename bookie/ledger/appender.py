@@ -241,9 +241,9 @@ class LedgerAppender:
         metadata.
 
         A failed ledger ends at `confirmed`: after the close, the later entries are definitely not
-        in it. Raises LedgerFenced if another process owns the ledger, LedgerClosed after `abandon`,
-        or the errors of the metadata store. After an error of the store the caller may call `close`
-        again.
+        in it. Raises LedgerFenced if another process owns the ledger, LedgerClosed if `abandon`
+        ended it, or the errors of the metadata store. After an error of the store the caller may
+        call `close` again.
         """
         self._closing = True
         writer = self._writer

@@ -45,9 +45,9 @@ class LedgerConfig:
     # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. 0 is the safer
     # value: with a delay, entries confirmed during the absence have one copy fewer until a repair.
     ensemble_change_delay_s: float = 0.0
-    # For about this time, bookies without a failure are preferred to a bookie that failed once
-    # (`health.py`). This is longer than a short fault of disk or network, and too short to overload
-    # the others.
+    # A bookie that failed once ranks behind bookies without a failure for twice this time, or until
+    # the process reaches it again (`health.py`). This is longer than a short fault of disk or
+    # network, and too short to overload the others.
     health_half_life_s: float = 10.0
     # The limit of one ledger. Each change costs a round trip to the metadata store. If a ledger
     # needs more changes, failed bookies are not the cause.

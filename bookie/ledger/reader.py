@@ -153,7 +153,7 @@ class RangeRead:
 
     def on_refreshed(self, replicas: Sequence[Member], now: float) -> list[Action]:
         """`replicas`: as in the constructor, by freshly read metadata; (): the metadata could not
-        be read."""
+        be read, or the ledger is deleted."""
         self._waiting = [member for member in replicas if member not in self.answers]
         return self._ask_next(now)
 

@@ -1,7 +1,7 @@
 """The services that a reader of ledgers needs from its process.
 
 A broker gives the reader all its services (`Services`). A process without a metadata store gives
-the reader less: records that never answer, and a fixed list of bookies.
+the reader less: records whose reads always fail, and a fixed list of bookies.
 """
 
 from __future__ import annotations

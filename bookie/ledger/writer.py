@@ -538,8 +538,8 @@ class LedgerWriter:
         return [*self._advance(), *self.maybe_find()]
 
     def _take_missed(self, back: Seats) -> list[Action]:
-        """Report which entries the present members of these seats may lack. The caller then makes
-        the seats get all entries again."""
+        """Report which entries the present members of these seats may lack. The caller must remove
+        the seats from `failed`, so that they get entries again."""
         missed: list[Action] = []
         for number in seat_numbers(back & self.failed):
             first = self._missed_from.pop(number)

@@ -15,9 +15,9 @@ bookie's ledgers with the metadata. Four rules make this safe:
     3. The round ends without a deletion when the metadata store is the wrong one, or was restored
        from an old backup. There are three signs of such a store: it belongs to another cluster, it
        never had a ledger, or it has not handed out the id of a ledger with entries on this bookie.
-       Any error ends the round, too. A client can fence an id that was never handed out, and the
-       fence creates a record without a ledger. The bookie keeps such a record, and the round
-       continues.
+       A failed read of the metadata ends the round, too. A client can fence an id that was never
+       handed out, and the fence creates a record without a ledger. The bookie keeps such a record,
+       and the round continues.
     4. One write deletes the entries and adds a tombstone. While the bookie keeps the tombstone, it
        tells a writer that is still active that the ledger was deleted.
 
@@ -284,7 +284,7 @@ class Collector:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             return await self._metadata.get(paths.LEDGERS) is None
 
-    # -- Deleted ledgers --------- -----------------------------------------------------------------
+    # -- Deleted ledgers -------------------------------------------------------------------------
 
     async def _maybe_delete(self, ledger: int) -> bool:
         await self._wait_turn()
@@ -302,7 +302,7 @@ class Collector:
         log.info("ledger deleted", ledger=ledger)
         return True
 
-    # -- Replaced copies --------- -----------------------------------------------------------------
+    # -- Replaced copies -------------------------------------------------------------------------
 
     async def _left_over_copies(self, there: array[int]) -> list[int]:
         loop = asyncio.get_running_loop()

@@ -46,7 +46,8 @@ WAITING_BYTES_MAX: Final = 32 << 20
 # Adds of this size, overhead included, are settled in one step, which takes a millisecond. All
 # waiting adds in one step could take half a second.
 SETTLED_BYTES: Final = 64 << 10
-# About 5 ms. WAITING_BYTES_MAX then take 103 turns of the loop, and a writer waits 5 s for an add.
+# About 5 ms. All steps of WAITING_BYTES_MAX take 103 turns of the loop, about 0.5 s. That is short
+# compared with the 5 s for which a writer waits for an add.
 STEPS_PER_TURN: Final = 5
 # Memory of each add besides its envelope (measured: 297). So at most 100,000 adds wait. If all are
 # refused, their acks of 21 bytes each fit into one frame of FRAME_LIMIT_BYTES.

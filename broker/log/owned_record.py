@@ -31,7 +31,7 @@ from magnetar.broker.errors import (
     TopicNotFound,
 )
 from magnetar.metadata import paths
-from magnetar.metadata.codec import decode_topic, encode_topic
+from magnetar.metadata.codec import decode_tombstone, decode_topic, encode_topic
 from magnetar.metadata.errors import InvalidRecord, MetadataError, ValueTooLarge
 from magnetar.metadata.model import NO_LEDGER, TopicRecord
 from magnetar.metadata.store import ABSENT, KEEP, Verdict, Versioned, update
@@ -39,7 +39,7 @@ from magnetar.metadata.store import ABSENT, KEEP, Verdict, Versioned, update
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from magnetar.metadata.model import LedgerId
+    from magnetar.metadata.model import LedgerId, TopicTombstone
     from magnetar.metadata.store import Change, MetadataStore
     from magnetar.protos.names import TopicName
 
@@ -73,6 +73,10 @@ class _Change:
         self.make = make
         self.is_done = False
         self.error: Exception | None = None  # None: the change was made, or waits
+
+
+class _NeverTaken(Exception):
+    """PartitionedTopics wrote the record, and no broker has taken the topic yet."""
 
 
 class OwnedRecord:
@@ -129,9 +133,11 @@ class OwnedRecord:
         With `create`, a topic without a record gets a record with this `incarnation` and
         `ledger_min`, and an epoch above `epoch_min`. The record's version on return is then above
         `version_min`, or above VERSIONS_PASSED_MAX if that is lower (see `_pass_version`). A record
-        without an incarnation also gets `incarnation`: an earlier version of Magnetar wrote that
-        record. `holds` returns False when this broker no longer owns the topic's bundle. Then
-        `take` does not increment the epoch, because that would fence the next owner.
+        without an incarnation also gets `incarnation`: PartitionedTopics wrote that record for a
+        new partition, or an earlier version of Magnetar wrote it. If no broker has taken the
+        partition yet, `take` reads the three limits from the tombstone of an earlier partition.
+        `holds` returns False when this broker no longer owns the topic's bundle. Then `take` does
+        not increment the epoch, because that would fence the next owner.
 
         Raises NotOwner (`holds` returned False), LogFenced (another broker took the topic
         meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted (the topic is being
@@ -139,6 +145,7 @@ class OwnedRecord:
         """
 
         bumped: tuple[bytes, TopicRecord] | None = None
+        is_new = create  # whether this broker may be the first to take the topic
 
         def bump(stored: bytes | None) -> bytes:
             nonlocal bumped
@@ -146,13 +153,14 @@ class OwnedRecord:
                 raise NotOwner(str(name))
             if stored is None and not create:
                 raise TopicNotFound(str(name))
-            if stored is None:
-                record = TopicRecord(epoch_min, ledger_min=ledger_min)
-            else:
-                record = decode_topic(stored)
+            record = TopicRecord(0) if stored is None else decode_topic(stored)
             if record.deleted:
                 raise TopicDeleted(str(name))
+            if record.epoch == 0 and not is_new:
+                raise _NeverTaken
             drawn = record.incarnation or incarnation
+            if record.epoch == 0:
+                record = replace(record, epoch=epoch_min, ledger_min=ledger_min)
             record = replace(record, epoch=record.epoch + 1, incarnation=drawn)
             # After a lost reply, `update` calls `bump` again: only the last call's record counts.
             bumped = encode_topic(record), record
@@ -162,9 +170,17 @@ class OwnedRecord:
         if create:  # usually the caller has found no record
             taken = await _try_create(name, store, bump(None))
         if taken is None:
-            taken = await _update(name, store, bump)
+            try:
+                taken = await _update(name, store, bump)
+            except _NeverTaken:
+                is_new = True
+                tombstone = await _tombstone(name, store)
+                if tombstone is not None:
+                    epoch_min, ledger_min = tombstone.epoch, tombstone.ledger_min
+                    version_min = tombstone.version
+                taken = await _update(name, store, bump)
             assert taken is not None
-        if create:
+        if is_new:
             version_min = min(version_min, VERSIONS_PASSED_MAX)
             taken = await _pass_version(name, store, taken, version_min, epoch_min)
         assert bumped is not None
@@ -343,6 +359,18 @@ async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Ve
         return None  # `take` then calls `_update`, which may raise the error
 
 
+async def _tombstone(name: TopicName, store: MetadataStore) -> TopicTombstone | None:
+    """Return the tombstone of an earlier topic of this name. The caller has read the new topic's
+    record, so the tombstone is complete."""
+    try:
+        stored = await store.get(paths.deleted_topic(str(name)))
+        return None if stored is None else decode_tombstone(stored.value)
+    except InvalidRecord as error:
+        raise LogDamaged(str(name), NO_LEDGER, str(error)) from error
+    except MetadataError as error:
+        raise LogUnavailable(str(name), "reading its tombstone", error) from error
+
+
 async def _pass_version(
     name: TopicName, store: MetadataStore, taken: Versioned, version_min: int, epoch_min: int
 ) -> Versioned:
@@ -352,9 +380,9 @@ async def _pass_version(
     deleted topic's record and not written it yet. Without the higher version, its write could
     replace the new record. If the stale owner writes before this function ends, this function
     writes the new record again. That loses nothing, because no other code uses the record yet. The
-    record that a stale owner writes has another incarnation and an epoch of at most `epoch_min`. If
-    any other record has replaced the new one, raise LogFenced: another broker has taken the topic
-    over, or the topic was deleted and created again."""
+    record that a stale owner writes has another incarnation, and an epoch above 0 and at most
+    `epoch_min`. If any other record has replaced the new one, raise LogFenced: another broker has
+    taken the topic over, or the topic was deleted and created again."""
     if taken.version > version_min:
         return taken
     ours = decode_topic(taken.value)
@@ -364,7 +392,8 @@ async def _pass_version(
             raise LogFenced(str(name), "another broker has deleted its new record")
         found = decode_topic(stored)
         is_other = (found.incarnation, found.epoch) != (ours.incarnation, ours.epoch)
-        if is_other and (found.incarnation == ours.incarnation or found.epoch > epoch_min):
+        is_stale = found.incarnation != ours.incarnation and 0 < found.epoch <= epoch_min
+        if is_other and not is_stale:
             why = f"another broker owns it at epoch {found.epoch}, ours was {ours.epoch}"
             raise LogFenced(str(name), why)
         return taken.value

@@ -7,6 +7,7 @@ import itertools
 import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
@@ -15,7 +16,8 @@ from fakes.topic_log import TOPIC, SteppingStore, TopicLog, drawn_incarnation, o
 from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
-from magnetar.broker.errors import LogError, LogFenced, TopicDeleted, TopicNotFound
+from magnetar.broker.catalog.partitioned import PartitionedTopics
+from magnetar.broker.errors import LogError, LogFenced, LogUnavailable, TopicDeleted, TopicNotFound
 from magnetar.broker.log.owned_record import OwnedRecord, topic_path
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.record_limits import DELETING_MAX, LEDGERS_MAX
@@ -30,6 +32,7 @@ from magnetar.broker.log.topic_deletion import (
 )
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_tombstone, decode_topic, encode_topic
+from magnetar.metadata.errors import Unavailable
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import (
     DroppedHead,
@@ -39,7 +42,10 @@ from magnetar.metadata.model import (
     TopicRecord,
     TopicTombstone,
 )
-from magnetar.metadata.store import ABSENT, MetadataStore
+from magnetar.metadata.store import ABSENT, MetadataStore, Versioned
+
+if TYPE_CHECKING:
+    from magnetar.protos.names import TopicName
 
 TOMBSTONE = paths.deleted_topic(str(TOPIC))
 
@@ -48,9 +54,11 @@ def deletions_of(world: ClusterState, store: MetadataStore | None = None) -> Top
     return TopicDeletions(store or world.store(), FakeLedgers(world.ledgers), world.clock)
 
 
-async def delete(world: ClusterState, *, clients: frozenset[str] = frozenset()) -> None:
+async def delete(
+    world: ClusterState, *, clients: frozenset[str] = frozenset(), name: TopicName = TOPIC
+) -> None:
     """Delete the topic by another broker, which first takes the topic over."""
-    owned = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    owned = await OwnedRecord.take(name, world.store(), incarnation=drawn_incarnation())
     await deletions_of(world).delete(owned, brokers={"b1": "1" * 32}, clients=clients)
 
 
@@ -58,8 +66,8 @@ def advance(world: ClusterState, seconds: float) -> None:
     world.clock.advance_ms(int(seconds * 1_000))
 
 
-async def record_of(world: ClusterState) -> TopicRecord | None:
-    found = await world.store().get(topic_path(TOPIC))
+async def record_of(world: ClusterState, name: TopicName = TOPIC) -> TopicRecord | None:
+    found = await world.store().get(topic_path(name))
     return None if found is None else decode_topic(found.value)
 
 
@@ -401,7 +409,7 @@ async def test_a_tombstone_is_removed_after_a_day() -> None:
 
 
 class PausedStore(MemoryStore):
-    """Stops once between the read and the write of the topic's record."""
+    """Stops once between the read and the write of the record of the topic or of a partition."""
 
     def __init__(self, tree: MemoryTree) -> None:
         super().__init__(tree)
@@ -410,7 +418,7 @@ class PausedStore(MemoryStore):
         self.armed = False
 
     async def put(self, path: str, value: bytes, *, expected: int) -> int:
-        if self.armed and path == topic_path(TOPIC):
+        if self.armed and path.startswith(topic_path(TOPIC)):
             self.armed = False
             self.paused.set()
             await self.goes_on.wait()
@@ -468,6 +476,62 @@ async def test_a_write_that_began_before_the_deletion_does_not_reach_the_new_top
         await late
     assert await record_of(world) == before
     await new.verify()
+
+
+@pytest.mark.parametrize("changes", range(8))
+async def test_a_write_that_began_before_the_deletion_does_not_reach_the_new_partition(
+    changes: int,
+) -> None:
+    """The creation of the partitioned topic writes the partition's record, before a broker takes
+    the partition."""
+    world = ClusterState()
+    partitioned = PartitionedTopics(world.store(), world.clock)
+    await partitioned.create(TOPIC, 1)
+    name = TOPIC.with_partition(0)
+    paused = PausedStore(world.tree)
+    stale = await OwnedRecord.take(name, paused, incarnation=drawn_incarnation(), create=False)
+    for number in range(2):
+        await stale.change(lambda record, n=str(number): replace(record, properties={n: n}))
+    await stale.change(lambda record: replace(record, cursor_ledgers=(7,)))
+    paused.armed = True
+    async with asyncio.TaskGroup() as group:
+        late = group.create_task(_fenced(stale))
+        await paused.paused.wait()
+        await partitioned.begin_deletion(TOPIC)
+        await delete(world, name=name)
+        await partitioned.end_deletion(TOPIC)
+        await partitioned.create(TOPIC, 1)
+        drawn = drawn_incarnation()
+        new = await OwnedRecord.take(name, world.store(), incarnation=drawn, create=False)
+        assert new.epoch > stale.epoch
+        assert new.record.ledger_min == 8
+        for number in range(changes):
+            await new.change(lambda record, n=str(number): replace(record, properties={n: n}))
+        before = await record_of(world, name)
+        paused.goes_on.set()
+        await late
+    assert await record_of(world, name) == before
+    await new.verify()
+
+
+async def test_the_first_take_of_a_partition_needs_its_tombstone() -> None:
+    """Without the tombstone the take fails, and the partition is still not taken."""
+
+    class NoTombstone(MemoryStore):
+        async def get(self, path: str) -> Versioned | None:
+            if path.startswith(paths.DELETED_TOPICS):
+                raise Unavailable(path)
+            return await super().get(path)
+
+    world = ClusterState()
+    await PartitionedTopics(world.store(), world.clock).create(TOPIC, 1)
+    name = TOPIC.with_partition(0)
+    drawn = drawn_incarnation()
+    with pytest.raises(LogUnavailable):
+        await OwnedRecord.take(name, NoTombstone(world.tree), incarnation=drawn, create=False)
+    assert await record_of(world, name) == TopicRecord(0)
+    owned = await OwnedRecord.take(name, world.store(), incarnation=drawn, create=False)
+    assert (owned.epoch, owned.incarnation) == (1, drawn)
 
 
 @pytest.mark.parametrize("created_again", [False, True])

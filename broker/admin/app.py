@@ -48,8 +48,8 @@ SCHEMA_BODY_BYTES_MAX: Final = 320 << 10
 SCHEMAS: Final = "/admin/v2/schemas/"
 
 REQUEST_TIMEOUT_S: Final = 60.0
-"""Time limit of a request, the same as in Pulsar's protocol. Within this time a broker opens a
-topic, or gives up."""
+"""Time limit of a request, the same as for a client's command (`session/connection.py`). It equals
+the default time limit of the load of a topic."""
 
 
 ROUTERS: Final = (

@@ -64,10 +64,11 @@ class AckSets:
             self._older, self._sizes = self._sizes, {}
 
     def checked(self, sets: Sequence[_AckSet]) -> list[_AckSet]:
-        """The ack sets of one acknowledgement without the bits beyond their batches. (): the entry
-        is acknowledged or not in the log. Raises InvalidAck."""
-        # Make room before the first set is admitted. Later, the cursor does not have the sets of
-        # this acknowledgement yet, so they would look settled.
+        """Return the ack sets of one acknowledgement. Bits beyond a batch of known size are cut
+        off. An empty set: the entry is acknowledged already, or the log does not have it. Raises
+        InvalidAck."""
+        # Make room before the first set is admitted. The cursor gets the admitted sets only after
+        # this call, so `_forget_settled` in the middle of the call would forget them.
         if self._unknown_words + sum([len(words) for _, words in sets]) > UNKNOWN_WORDS_TOTAL_MAX:
             self._forget_settled()
         return [(position, self._checked(position, words)) for position, words in sets]

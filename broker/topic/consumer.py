@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 NEGATIVE_ACKS_MAX: Final = 10_000
-"""The limit of message ids of one negative acknowledgement. It takes 16 to 37 ms of CPU with the
-parsing: most if each returned entry has a key of its own. A step should take less than 50 ms."""
+"""The limit of message ids of one negative acknowledgement. At the limit it takes 16 to 37 ms of
+CPU, parsing included, and longest if each returned entry has a key of its own. A step should take
+less than 50 ms."""
 
 PERMITS_MAX: Final = (1 << 31) - 1
 """The permits of one consumer, as in Pulsar, which counts in 32 bits. Permits above this limit are
@@ -166,8 +167,9 @@ class ConsumerHandle:
         return len(self.subscription.consumers)
 
     def on_writable(self) -> None:
-        """The connection is writable again. One consumer of the subscription is told for all of its
-        connection, so the subscription goes on even if this consumer has left."""
+        """The connection is writable again. The session calls this for only one of the
+        subscription's consumers on the connection, so the subscription goes on even if this
+        consumer has left."""
         self.subscription.advance()
 
     # ---- requests --------------------------------------------------------------------------------

@@ -389,8 +389,8 @@ class DelayedStore:
     # ---- the end ---------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Store the entries that are in no run yet, and close the ledger. The caller sets a
-        timeout."""
+        """Store the entries that are in no run yet (see `close_entries_min`), and close the ledger.
+        The caller sets a timeout."""
         if self._ended:
             return
         for index in self._indexes.values():

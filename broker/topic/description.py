@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.turns import Turns
 
 CLIENTS_OF_SUBSCRIPTION: Final = 3
-"""The consumers whose statistics take as long as those of a subscription without consumers."""
+"""The statistics of a subscription without consumers take as long as those of this number of
+consumers."""
 
 
 class Described(Protocol):
@@ -27,9 +28,9 @@ class Described(Protocol):
 async def describe_all(
     subscriptions: Mapping[str, Described], turns: Turns
 ) -> dict[str, dict[str, Any]]:
-    """Return the statistics by name. A topic may have thousands of subscriptions, at 60 us each: a
-    slice has as many as CLIENTS_PER_TURN consumers take. If all fit into one slice, no turn is
-    taken. Raises ReadFailed."""
+    """Return the statistics by name. A topic may have thousands of subscriptions, at 60 us each. A
+    slice takes about as long as the statistics of CLIENTS_PER_TURN consumers. If all subscriptions
+    fit into one slice, no turn is taken. Raises ReadFailed."""
     found: dict[str, dict[str, Any]] = {}
     left = CLIENTS_PER_TURN
     for name, each in list(subscriptions.items()):

@@ -25,8 +25,9 @@ Client = TypeVar("Client")
 
 
 class Disconnector:
-    """Calls producers, consumers or subscriptions of one topic. The function `leave` of a caller
-    disconnects one of them, for example, or does nothing if it has left meanwhile."""
+    """Calls `leave`, a function of the caller, for producers, consumers or subscriptions of one
+    topic. `leave` disconnects a client, for example. It does nothing for a client that has left
+    meanwhile."""
 
     __slots__ = ("_guard", "_tasks", "_turns")
 
@@ -38,9 +39,9 @@ class Disconnector:
     def start(
         self, clients: list[Client], leave: Callable[[Client], None]
     ) -> asyncio.Task[None] | None:
-        """Disconnect these clients, whose work the caller has stopped. Up to CLIENTS_PER_TURN
-        clients are disconnected at once. More are disconnected in a task, which is returned, and
-        which takes them out of the list."""
+        """Call `leave` for these clients: at once for up to CLIENTS_PER_TURN clients, and while the
+        broker is shutting down. For more clients, return a task that calls `leave` and takes the
+        clients out of the list. A caller that disconnects clients stops their work first."""
         if len(clients) > CLIENTS_PER_TURN:
             work = self._guard.run("task", partial(self._run, clients, leave))
             task = spawn_in(self._tasks, work, "disconnect clients")

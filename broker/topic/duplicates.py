@@ -238,8 +238,8 @@ class _Decision:
         return Append(1)
 
     def _wait(self) -> Wait:
-        """Return a wait for the outcome of the producer's last publish in flight. If a
-        part of the present publish has passed, it is that part."""
+        """Return a wait for the outcome of the producer's last publish in flight. If a part of the
+        present publish has passed, return a wait for the outcome of that part."""
         return Wait(None if self._appended else self._progress.passed[-1][1])
 
     def _add(self, answer: Answer) -> None:

@@ -231,7 +231,7 @@ class ProducerHandle:
             self.events.closed(reason)
 
     def on_appended(self, parts: Sequence[Appended]) -> None:
-        """Answer these entries, which are durable, in order, in one ledger."""
+        """Answer these entries in order. They are durable, and all in one ledger."""
         if self.state is ProducerState.CLOSED:
             return
         run: list[Appended] = []

@@ -334,8 +334,8 @@ class Subscription:
         return not handle.machine.pending
 
     def evict_all(self, reason: CloseReason) -> None:
-        """Close every consumer except one that asks for the deletion, and tell its client the
-        reason."""
+        """Close every consumer and tell its client the reason. A consumer that asks for the
+        deletion stays open."""
         for handle in list(self.consumers.values()):
             if handle is not self._asker:
                 handle.evict(reason)

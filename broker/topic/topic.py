@@ -445,8 +445,8 @@ class PersistentTopic:
             self._on_failed(self, error)
 
     def _disconnect(self, reason: CloseReason) -> None:
-        """Disconnect all clients of a topic that admits no more. `wait_released` waits for the last
-        one."""
+        """Disconnect all clients of a topic that admits no more. `wait_released` returns after the
+        last disconnection."""
         task = self._disconnector.start(self._stopped_clients(), lambda it: it.evict(reason))
         if task is not None:
             self._holds += 1

@@ -61,7 +61,8 @@ class TopicState:
         return Place(0, 0, self.next_index)
 
     def end_from(self, start: Place) -> Place:
-        """The place of the next message. Its byte count also counts the bytes after `start`."""
+        """The place of the next message. Its byte count is that of `start` plus the size of the
+        entries between the two places."""
         if self.next_index <= start.index:
             return start
         end = self.latest
@@ -107,8 +108,8 @@ class TopicState:
         """The messages that a query at `start` can never read. None: there are none.
 
         A topic that was deleted and created again has ledgers with higher ids. If the broker has
-        the ledger of `start`, but fewer messages than `start` says, nothing is lost. The answer is
-        outdated, because another broker has taken the topic over.
+        the ledger of `start` or an older one, but fewer messages than `start` says, nothing is
+        lost. The answer is outdated, because another broker has taken the topic over.
         """
         is_behind = self.ledgers and self.ledgers[0].id <= start.ledger
         if (self.next_index < start.index and not is_behind) or (

@@ -96,7 +96,7 @@ def _compare(
 ) -> list[Compared]:
     """Compare the archived messages with the same messages of the topics.
 
-    Messages that a topic has deleted, and messages published after the run, are not compared.
+    Messages that a topic has deleted, and messages after the last archived one, are not compared.
     """
     stored = messages(spark, connection, topics)
     parts = ["__topic", "__partition"]

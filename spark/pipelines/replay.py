@@ -1,8 +1,8 @@
 """Writes Parquet files into a topic.
 
 Files with a column `value` hold messages, for example an archive. If they also have a column
-`__index`, the job writes the messages of each key in the order of topic, partition and index. Other
-files hold records: each row becomes a JSON object.
+`__index`, the job writes the messages of each key in the order of topic, partition and index. Files
+without a column `value` hold records: each row becomes a JSON object.
 
 With the guarantee dedup, the job's id is made of the topic and of the names and contents of the
 files. A job that was killed and is run again stores only the missing messages. Names and sizes are

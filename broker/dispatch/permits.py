@@ -27,8 +27,8 @@ UNLIMITED: Final = 1 << 62
 
 @dataclass(slots=True)
 class Limits:
-    """The limits of the subscriptions of one topic. The limits of unacknowledged messages follow
-    the policies of the topic while it is open. The values here are Pulsar's defaults."""
+    """The limits of one subscription. The limits of unacknowledged messages follow the policies of
+    the topic while it is open. The values here are Pulsar's defaults."""
 
     # Delivered and unacknowledged messages of one consumer of a Shared subscription. At the limit
     # the consumer gets no more messages until it has only half as many. A pending entry takes about

@@ -15,6 +15,7 @@ cursor and outlive the dispatcher.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -188,7 +189,7 @@ class Subscription:
         self._acks = _AckView(cursor, topic_log.confirmed)
         self._ack_sets = AckSets(cursor.name, cursor)
         self._log = topic_log
-        self._limits = limits
+        self._limits = replace(limits)  # its own: see `on_policies`
         self._guard = guard or Guard(topic)
         self.delays = delays or Delays(DelayPolicy(enabled=False), lambda _: 0)
         self._abandoned = abandoned
@@ -278,8 +279,11 @@ class Subscription:
         self._carry_out(actions, now)
         return handle
 
-    def on_policies(self) -> None:
-        """The limits or rates of the topic may have changed."""
+    def on_policies(self, limits: Limits) -> None:
+        """The limits or rates of the topic may have changed. The subscription takes its limits
+        here and at once blocks the consumers that have reached them."""
+        self._limits.unacked_per_consumer = limits.unacked_per_consumer
+        self._limits.unacked_per_subscription = limits.unacked_per_subscription
         for machine in self.consumers:
             machine.on_unacked(0)
         self.advance()

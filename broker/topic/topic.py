@@ -597,7 +597,9 @@ class PersistentTopic:
 
     def _on_policies(self) -> None:
         self._apply_policies(unacked=True)
-        self._disconnector.start(self.all_subscriptions, Subscription.on_policies)
+        self._disconnector.start(
+            self.all_subscriptions, lambda subscription: subscription.on_policies(self._limits)
+        )
 
     def _apply_policies(self, *, unacked: bool) -> None:
         """Take limits and rates from the policies. `unacked` True: also the limits of

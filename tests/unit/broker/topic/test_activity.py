@@ -9,6 +9,7 @@ from fakes.cluster_state import ClusterState
 from fakes.topics import opened_topic
 from support import wait_until
 
+from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.operations.model import TopicStats
 from magnetar.broker.topic.activity import Activity
 from magnetar.broker.topic.contract import SubscriptionType
@@ -82,9 +83,8 @@ async def test_a_subscription_at_its_limit_reports_the_limit() -> None:
         await wait_until(lambda: len(session.entries) == 3, what="deliveries")
         stats = TopicStats.model_validate(await rig.topic.stats()).subscriptions["s"]
         assert not stats.blocked_subscription_on_unacked_msgs
-        rig.topic._limits.unacked_per_subscription = 3
-        rig.topic._limits.unacked_per_consumer = 2
-        rig.topic.subscriptions["s"].on_policies()
+        limits = Limits(unacked_per_consumer=2, unacked_per_subscription=3)
+        rig.topic.subscriptions["s"].on_policies(limits)
         stats = TopicStats.model_validate(await rig.topic.stats()).subscriptions["s"]
         assert stats.blocked_subscription_on_unacked_msgs
         assert stats.consumers[0].blocked_consumer_on_unacked_msgs

@@ -146,12 +146,12 @@ def shut(it: Scene) -> None:
 
 def limit_consumers(it: Scene) -> None:
     it.limits.unacked_per_consumer = 1
-    it.subscription.on_policies()
+    it.subscription.on_policies(it.limits)
 
 
 def limit_subscription(it: Scene) -> None:
     it.limits.unacked_per_subscription = 2
-    it.subscription.on_policies()
+    it.subscription.on_policies(it.limits)
 
 
 def leave(it: Scene) -> None:

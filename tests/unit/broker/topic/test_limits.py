@@ -18,6 +18,7 @@ from magnetar.broker.refusal import code_of
 from magnetar.broker.topic.consumer_admission import SUBSCRIBERS_MAX, SubscribeRates
 from magnetar.broker.topic.contract import SubscriptionType
 from magnetar.broker.topic.dispatch_rate import DispatchRate
+from magnetar.broker.topic.meter import CLIENTS_PER_TURN
 from magnetar.metadata.policies import UNLIMITED, Rate, Retention, SubscribeRate
 from magnetar.metadata.policies import SubscriptionType as Allowed
 from magnetar.protos import pulsar_pb2 as pb
@@ -156,6 +157,30 @@ async def test_limits_of_unacknowledged_messages_follow_the_policies_while_open(
         assert {it.why for it in it.topic.explain("s")} == {Why.UNACKED_BY_SUBSCRIPTION}
         policies.set(unacked_per_subscription_max=0)
         await wait_until(lambda: session.texts == [*TEXTS, "later"])
+
+
+@pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
+async def test_a_lower_limit_applies_to_a_subscription_only_when_its_turn_comes(
+    kind: SubscriptionType,
+) -> None:
+    """Before that, the dispatcher divided by zero: an available consumer had no room."""
+    policies = keeping(unacked_per_consumer_max=50)
+    async with opened_topic(ClusterState(), policies=policies) as it:
+        for number in range(CLIENTS_PER_TURN):
+            await it.topic.ensure_subscription(f"other-{number}", EARLIEST)
+        await it.publish(*TEXTS)
+        handle, session = await it.subscribe(kind=kind, permits=7)
+        await wait_until(lambda: len(session.texts) == 7)
+        policies.set(unacked_per_consumer_max=5)
+        handle.flow(1)
+        await wait_until(lambda: handle.machine.blocked)
+        assert len(session.texts) <= 8
+        handle.flow(100)
+        await settle()
+        assert len(session.texts) <= 8
+        for position in session.positions:
+            handle.acknowledge([position])
+        await wait_until(lambda: len(session.texts) >= 12)
 
 
 # ---- dispatch rates ------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ class CryptoKeyReader:
 
     A subclass can override `get_public_key` and `get_private_key` to choose a key by its name, for
     example from a key store. The client calls these methods on its event loop, for each key name
-    and each new data key, so they must return quickly. They must raise CryptoError if the key is
-    missing.
+    and each new data key, so they must return quickly. Before it opens a producer, the client also
+    calls `get_public_key` for each key name in a thread. The methods must raise CryptoError if the
+    key is missing.
 
     - `public_key_path`: the file with the public key.
     - `private_key_path`: the file with the private key.

@@ -126,7 +126,7 @@ class InvalidTopicName(PulsarException):
 
 
 class InvalidMessage(PulsarException, ValueError, TypeError):
-    """The client cannot send this message, or cannot read a serialized message id.
+    """The client cannot send or read this message, or cannot read a serialized message id.
 
     This error is a TypeError and a ValueError: Apache's client raises either of them, depending on
     the argument.

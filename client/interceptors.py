@@ -72,7 +72,8 @@ class ProducerInterceptor:
         """Take the outcome of a send: `message_id` of the stored message, or `error`.
 
         The other argument is None. The client calls this hook on its event loop, before the
-        callback of the send. The hook must not wait.
+        callback of the send. At the limit of pending messages, the synchronous client calls the
+        hook in the thread that sends. The hook must not wait.
         """
 
     def close(self) -> None:

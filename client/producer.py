@@ -206,7 +206,7 @@ class Producer:
     def on_burst_end(self) -> None:
         """Admit waiting sends in the next turn of the loop. Internal to the client.
 
-        Not in this turn, because the publisher may be sending earlier messages during this call.
+        The call admits none itself, because the publisher may be sending earlier messages.
         """
         if self._waiting and not self._let_in_is_due:
             self._let_in_is_due = True

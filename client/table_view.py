@@ -69,8 +69,8 @@ class TableRows:
         self._task = scope.start(work, f"table view of {self._subscriber.topic}")
 
     async def _read_backlog(self) -> None:
-        """Read up to the messages that are the last ones now. On a busy topic, later messages
-        arrive all the time; the call does not wait for them."""
+        """Read each topic up to the message that is its last one when the call begins. The call
+        does not wait for later messages: on a busy topic, they arrive all the time."""
         begun = self._subscriber.cores
         lasts = await together(core.last_message_id() for core in begun)
         # Topic -> its last message when this call began, until this message is read.

@@ -1,9 +1,9 @@
 """The delays before a producer or consumer attaches again: they double, with jitter.
 
 The maximum is low on purpose. Another broker serves a dead broker's topics within about three
-seconds, and a client must notice within one second more. A thousand producers of a dead broker then
-send a thousand lookups a second, spread by the jitter. A lookup costs a broker about 50
-microseconds.
+seconds, and a client must notice within one second more. With the maximum delay, a thousand
+producers of a dead broker send up to about 1,300 lookups a second, spread by the jitter. A lookup
+costs a broker about 50 microseconds.
 """
 
 from __future__ import annotations

@@ -320,8 +320,8 @@ class Lookup:
 
     @contextmanager
     def _turning_after_error(self, broker: str) -> Iterator[None]:
-        """After an error that may be temporary, let the next question go to the broker after
-        `broker`, which may be cut off from the cluster, or silent."""
+        """After an error that may be temporary, let the next question go to the next broker:
+        `broker` may be cut off from the cluster, or silent."""
         try:
             yield
         except asyncio.CancelledError:

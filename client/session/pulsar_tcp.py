@@ -7,7 +7,7 @@ framing has no goodbye: an end of the connection between two frames is a clean e
 `TcpFrameStream` in runtime/tcp_frames.py queues and waits in the same way, but has no base class in
 common with `PulsarStream`. It is connected when it is created, says goodbye, sends beats, and sets
 deadlines for its peer. A common base class would distinguish the two at each of these points, on
-each frame. This module imports the functions without state from there.
+each frame. This module imports its functions without state from runtime/tcp_frames.py.
 """
 
 from __future__ import annotations

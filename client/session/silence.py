@@ -29,9 +29,9 @@ ASK_AFTER_S: Final = 2.0
 
 ASK_AGAIN_S_FIRST: Final = 1.0
 ASK_AGAIN_S_MAX: Final = 8.0
-"""The first and the longest time in seconds between two questions; each is twice the one before. A
-lookup costs a broker some 50 microseconds. With the longest time, ten thousand clients that are cut
-off from one broker ask the other brokers 1,250 times a second."""
+"""The first and the longest time in seconds between two questions. The time doubles with each
+question. A lookup costs a broker some 50 microseconds. With the longest time, ten thousand clients
+that are cut off from one broker ask the other brokers 1,250 times a second."""
 
 
 class Step(Enum):

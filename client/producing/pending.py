@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class PendingEntry:
     """One entry without a receipt.
 
-    Two actions change an entry: sending it, and `expire` or `abandon`, which empty it.
+    The publisher sets `sent_at` and `was_sent`. `expire` and `abandon` empty the entry. Nothing
+    else changes it.
     """
 
     sequence_id: int  # the id of its first message

@@ -106,8 +106,8 @@ class Publisher:
         domain = TopicName.parse(topic).domain
         self._splits = options.chunking_enabled and domain is Domain.PERSISTENT
         self._pending = PendingEntries()
-        # Messages submitted before the first attachment. The producer's name and its sequence ids
-        # are not known before.
+        # Messages submitted before the first attachment, which tells the producer its name and its
+        # sequence ids.
         self._early: deque[_Early] = deque()
         # The time limit of the early message that `attach` is accepting. None: no early message, or
         # no time limit.
@@ -122,7 +122,7 @@ class Publisher:
         self._next_sequence_id = 0 if initial is None else initial + 1
         self._last_sequence_id = self._next_sequence_id - 1
         self._epoch = 0
-        self._topic_epoch: int | None = None  # None: the producer never had exclusive access
+        self._topic_epoch: int | None = None  # None: no exclusive access in this cluster so far
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._was_attached = False
@@ -132,7 +132,8 @@ class Publisher:
         self._over = asyncio.Event()
         self._flushes: list[_Flush] = []  # the calls of flush() that wait or were just settled
         self._told = 0  # the number of entries whose outcome was reported
-        # The first error, since the last flush, of a message that did not become an entry.
+        # The error for the next flush: the first one, since the last flush, of a message that did
+        # not become an entry, or the error of a cancelled flush. None: no such error.
         self._refused: PulsarException | None = None
         self._batch_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -243,7 +244,7 @@ class Publisher:
             self._flushes.append(flush)
             try:
                 await flush.done
-            except asyncio.CancelledError:  # another call raises the error instead
+            except asyncio.CancelledError:  # leave the error to another call of flush()
                 if not flush.is_raised and not self._flushes_with(flush.error, besides=flush):
                     self._refused = flush.error or self._refused
                 raise

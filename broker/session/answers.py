@@ -94,7 +94,8 @@ class Answers:
         watch: Callable[[Asking, Any, Callable[[], None]], Callable[[], None]],
     ) -> Answer:
         """Return the answer to `body`: a shared one, or a new one that `handler` makes. `watch`
-        calls back when the answer changes. Raises TooManyAnswers, and the errors of `handler`."""
+        calls back when the answer changes. Raises TooManyAnswers, FrameTooLarge, and the errors of
+        `handler`."""
         asked = type(body)()
         asked.CopyFrom(body)
         asked.request_id = 0
@@ -170,9 +171,10 @@ class Answers:
         if self.held_bytes + size > self._bytes_max:
             self.refused += 1
             raise TooManyAnswers(len(shared.body), self._bytes_max)
+        answer = Answer(shared, _parts(shared, request_id))  # may raise: nothing is held yet
         self.held_bytes += size
         shared.holders += 1
-        return Answer(shared, _parts(shared, request_id))
+        return answer
 
     def check(self) -> None:
         assert 0 <= self.held_bytes <= self._bytes_max

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from magnetar.metadata.model import TopicRecord
 from magnetar.metadata.store import ABSENT
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.errors import FrameTooLarge
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
@@ -113,6 +115,29 @@ async def test_an_answer_that_is_too_large_is_an_error_and_not_truncated() -> No
         answer = await listed(await here.client())
         assert isinstance(answer, pb.CommandError)
         assert answer.error == pb.NotAllowedError
+
+
+async def test_an_answer_that_only_its_request_id_makes_too_large_is_not_held() -> None:
+    async with place() as here:
+        answers = Answers()
+        body = pb.CommandGetTopicsOfNamespaceResponse(request_id=0, topics=[""])
+        room = framing.COMMAND_FRAME_BYTES_MAX - len(framing.encode_command(body))
+        body.topics[0] = "x" * (room - 6)  # two lengths take 3 bytes more each
+        frame = framing.encode_command(body)
+        assert len(frame) == framing.COMMAND_FRAME_BYTES_MAX
+
+        async def handler(context: Any, asked: Any) -> bytes:
+            return frame
+
+        for _ in range(3):
+            with pytest.raises(FrameTooLarge):
+                await answers.get(
+                    SimpleNamespace(broker=here.broker, answers=answers),
+                    request(300),
+                    handler,
+                    lambda context, asked, on_change: lambda: None,
+                )
+            assert answers.held_bytes == 0
 
 
 async def test_answers_of_a_client_that_leaves_are_released() -> None:

@@ -40,7 +40,7 @@ from magnetar.broker.errors import (
 )
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST
-from magnetar.broker.log.topic_deletion import same_or_keep
+from magnetar.broker.log.topic_deletion import same_or_keep, schema_path, shares_schema
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import PartitionedTopic, SubscriptionRecord, TopicRecord
@@ -196,18 +196,19 @@ class PartitionedTopics:
 
     async def end_deletion(self, name: TopicName) -> None:
         """Delete the topic policies, the schema and the record of the topic. Call this when all
-        partitions are deleted. If another request has finished this deletion, and the topic was
-        created again, the new topic stays."""
+        partitions are deleted. The schema stays if a topic of the other domain uses it. If another
+        request has finished this deletion, and the topic was created again, the new topic stays."""
         policies_path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
-        schema_path = paths.schema(name.tenant, name.namespace, name.topic)
         await self._store.sync(policies_path)
-        shared = [(path, await self._store.get(path)) for path in (policies_path, schema_path)]
+        policies = await self._store.get(policies_path)
+        schema = await self._store.get(schema_path(name))
         record = await self.find(name)
         if record is None or not record.deleting:
             return
-        for path, seen in shared:
-            if seen is not None:
-                await self._update(path, same_or_keep(seen.value))
+        if policies is not None:
+            await self._update(policies_path, same_or_keep(policies.value))
+        if schema is not None and not await shares_schema(self._store, name):
+            await self._update(schema_path(name), same_or_keep(schema.value))
         await self._update(_path(name), _delete_marked)
 
     async def require(self, name: TopicName) -> PartitionedTopic:

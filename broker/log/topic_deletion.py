@@ -7,7 +7,7 @@ Theory of operation. A deletion has four steps, each of which may be repeated:
        and lists all ledgers of the topic as ledgers to delete. From now on the topic is deleted:
        every owner that reads the record is fenced, and no broker opens the topic.
     3. The broker deletes the ledgers. It also deletes the topic's own policies and schema, unless
-       the topic is a partition.
+       the topic is a partition. The schema stays if a topic of the other domain uses it.
     4. The broker deletes the record, if the record still has the deleted topic's `incarnation`.
 
 The tombstone stays until all other brokers that were registered at the deletion have ended, for
@@ -36,6 +36,7 @@ from magnetar.broker.log.owned_record import (
 )
 from magnetar.metadata import paths
 from magnetar.metadata.codec import (
+    decode_partitioned_topic,
     decode_tombstone,
     decode_topic,
     encode_tombstone,
@@ -44,7 +45,7 @@ from magnetar.metadata.codec import (
 from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.model import TopicRecord, TopicTombstone
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
-from magnetar.protos.names import TopicName
+from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -138,8 +139,7 @@ class TopicDeletions:
         if name == name.base:
             own = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
             await self._delete_with(name, record, own)
-            schema = paths.schema(name.tenant, name.namespace, name.topic)
-            await self._delete_with(name, record, schema)
+            await self._delete_with(name, record, schema_path(name))
         await self._complete_tombstone(name, record)
         await self._update(
             topic_path(name), lambda value: DELETE if _is_deleted(value, record) else KEEP
@@ -151,7 +151,9 @@ class TopicDeletions:
         the topic's record meanwhile: the node may then belong to a new topic of the same name."""
         found = await self._store.get(path)  # must be read before the record
         stored = await self._store.get(topic_path(name))
-        if found is not None and stored is not None and _is_deleted(stored.value, record):
+        if found is None or stored is None or not _is_deleted(stored.value, record):
+            return
+        if path != schema_path(name) or not await shares_schema(self._store, name):
             await self._update(path, same_or_keep(found.value))
 
     async def _complete_tombstone(self, name: TopicName, record: TopicRecord) -> None:
@@ -259,6 +261,28 @@ class TopicDeletions:
 def same_or_keep(seen: bytes) -> Change:
     """Return a change that deletes a node only if its value is still `seen`."""
     return lambda value: DELETE if value == seen else KEEP
+
+
+def schema_path(name: TopicName) -> str:
+    return paths.schema(name.tenant, name.namespace, name.topic)
+
+
+async def shares_schema(store: MetadataStore, name: TopicName) -> bool:
+    """Return whether the topic of this name in the other domain has a record: both topics have the
+    same schema. A topic that is being deleted does not count, so the later of two deletions deletes
+    the schema. A non-persistent topic without partitions has no record, and no stored messages that
+    need the schema."""
+    is_persistent = name.domain is Domain.PERSISTENT
+    other = replace(name, domain=Domain.NON_PERSISTENT if is_persistent else Domain.PERSISTENT)
+    path = paths.partitioned_topic(other.tenant, other.namespace, other.domain, other.topic)
+    await store.sync(path)
+    plain, partitioned = await store.get(topic_path(other)), await store.get(path)
+    try:
+        if plain is not None and not decode_topic(plain.value).deleted:
+            return True
+        return partitioned is not None and not decode_partitioned_topic(partitioned.value).deleting
+    except InvalidRecord:  # its messages may still need the schema
+        return True
 
 
 def client_key(kind: str, *names: str) -> str:

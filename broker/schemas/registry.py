@@ -6,7 +6,7 @@ topic share the record, also when different brokers serve them.
 
 The deletion of a schema leaves a mark in the record. Version numbers continue after the mark, and
 messages that were written with the earlier versions can still be decoded. The record itself is
-deleted with the topic, or by a forced deletion.
+deleted by a forced deletion, or with the topic, unless the topic of the other domain has a record.
 """
 
 from __future__ import annotations

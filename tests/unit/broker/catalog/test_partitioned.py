@@ -4,6 +4,7 @@ crash."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -256,6 +257,59 @@ async def test_a_second_request_to_delete_keeps_a_topic_that_was_created_meanwhi
     assert (await world.topics.require(NAME)).partitions == 3
     for path in (policies, schema):
         assert await world.store.get(path) is not None
+
+
+@pytest.mark.parametrize("domain", Domain)
+async def test_the_schema_stays_until_the_topics_of_both_domains_are_deleted(
+    domain: Domain,
+) -> None:
+    world = World()
+    other = Domain.PERSISTENT if domain is Domain.NON_PERSISTENT else Domain.NON_PERSISTENT
+    first, second = replace(NAME, domain=domain), replace(NAME, domain=other)
+    schema = paths.schema(NAME.tenant, NAME.namespace, NAME.topic)
+    await world.store.put(schema, b"schema", expected=-1)
+    for name in (first, second):
+        await world.topics.create(name, 1)
+    for name, stays in ((first, True), (second, False)):
+        await world.topics.begin_deletion(name)
+        await world.topics.end_deletion(name)
+        assert (await world.store.get(schema) is not None) == stays
+
+
+async def test_of_two_deletions_at_once_one_deletes_the_schema() -> None:
+    world = World()
+    names = [replace(NAME, domain=domain) for domain in Domain]
+    schema = paths.schema(NAME.tenant, NAME.namespace, NAME.topic)
+    await world.store.put(schema, b"schema", expected=-1)
+    for name in names:
+        await world.topics.create(name, 1)
+        await world.topics.begin_deletion(name)
+    await world.topics.end_deletion(names[0])
+    assert await world.store.get(schema) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "stays"),
+    [
+        (codec.encode_topic(TopicRecord(1)), True),
+        (codec.encode_topic(TopicRecord(1, deleted=True)), False),
+        (b"damaged", True),
+    ],
+    ids=["live", "deleted", "damaged"],
+)
+async def test_the_schema_of_a_persistent_topic_outlives_the_non_persistent_topic(
+    value: bytes, stays: bool
+) -> None:
+    world = World()
+    name = replace(NAME, domain=Domain.NON_PERSISTENT)
+    schema = paths.schema(NAME.tenant, NAME.namespace, NAME.topic)
+    await world.store.put(schema, b"schema", expected=-1)
+    await world.store.put(path_of(NAME), value, expected=-1)
+    await world.topics.create(name, 1)
+    await world.topics.begin_deletion(name)
+    await world.topics.end_deletion(name)
+    assert (await world.store.get(schema) is not None) == stays
+    assert await world.topics.find(name) is None
 
 
 async def test_non_persistent_partitions_are_not_stored() -> None:

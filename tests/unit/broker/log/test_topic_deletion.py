@@ -43,6 +43,7 @@ from magnetar.metadata.model import (
     TopicTombstone,
 )
 from magnetar.metadata.store import ABSENT, MetadataStore, Versioned
+from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
@@ -298,6 +299,21 @@ class PausedLedgers(FakeLedgers):
 
 POLICIES = paths.topic_policies(TOPIC.tenant, TOPIC.namespace, TOPIC.domain, TOPIC.topic)
 SCHEMA = paths.schema(TOPIC.tenant, TOPIC.namespace, TOPIC.topic)
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_the_schema_stays_while_the_non_persistent_topic_uses_it(deleting: bool) -> None:
+    world = ClusterState()
+    await world.store().put(SCHEMA, b"schema", expected=ABSENT)
+    await world.store().put(POLICIES, b"policies", expected=ABSENT)
+    other = replace(TOPIC, domain=Domain.NON_PERSISTENT)
+    partitioned = PartitionedTopics(world.store(), world.clock)
+    await partitioned.create(other, 1)
+    if deleting:
+        await partitioned.begin_deletion(other)
+    await delete(world)
+    assert (await world.store().get(SCHEMA) is None) == deleting
+    assert await world.store().get(POLICIES) is None
 
 
 @pytest.mark.parametrize("path", [POLICIES, SCHEMA])

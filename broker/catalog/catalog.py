@@ -109,8 +109,7 @@ class Catalog:
             try:
                 await self.partitioned.create(name, count)
             except TopicExists:  # another request created this topic, or one without partitions
-                found = await self.partitioned.find(name)
-                return 0 if found is None else found.partitions
+                return await self.partitions_of(name, create=False)
         return count
 
     def _creation_of(self, name: TopicName) -> AutoTopicCreation:

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.place import place
+from support import wait_until
 
 from magnetar.broker.catalog.listing import compiled, hash_of
+from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.session.watchers import LIST_BYTES_MAX, WATCHERS_MAX, _Watcher
 from magnetar.metadata import codec, paths
+from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.policies import AutoTopicCreation, NamespaceRecord, Policies
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.names import NamespaceName, TopicName
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.steps import STEP_CPU_S_MAX, StepMeter
 from magnetar.runtime.turns import Turns
 
@@ -188,6 +192,30 @@ async def partitions_of(client: WireClient, topic: str, create: bool = True) -> 
             topic=topic, request_id=0, metadata_auto_creation_enabled=create
         )
     )
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_another_request_creates_the_topic_during_the_automatic_creation(
+    deleting: bool,
+) -> None:
+    name = TopicName.parse("t")
+    path = paths.partitioned_topic(name.tenant, name.namespace, name.domain, name.topic)
+    write = "put", path
+    async with place() as here, asyncio.TaskGroup() as group:
+        await allow(here, True, 3)
+        here.store.gates[write] = asyncio.Event()
+        answering = group.create_task(partitions_of(await here.client(), "t"))
+        await wait_until(lambda: here.store.held == [write])
+        other = PartitionedTopics(MemoryStore(here.store._shared), SystemClock())
+        await other.create(name, 2)
+        if deleting:
+            await other.begin_deletion(name)
+        here.store.gates.pop(write).set()
+        answer = await answering
+        if deleting:
+            assert (answer.response, answer.error) == (answer.Failed, pb.TopicNotFound)
+        else:
+            assert (answer.response, answer.partitions) == (answer.Success, 2)
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "not asked"])

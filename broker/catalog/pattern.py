@@ -149,8 +149,6 @@ class _Compiler:
         self._whole = pattern
         head, separator, rest = pattern.partition("://")
         self._text = (rest if separator else head).removeprefix("^")
-        if self._text.endswith("$") and not self._text.endswith("\\$"):
-            self._text = self._text[:-1]
         self._at = 0
         self._depth = 0
         self.states: list[_State] = []
@@ -268,6 +266,9 @@ class _Compiler:
                 return self._quotation()
             case "\\":
                 return self._consuming(self._escape())
+            case "$" if self._at == len(self._text):
+                end = self._new()
+                return end, end
             case "*" | "+" | "?" | "{" | "^" | "$" | ")":
                 self._refuse(f"unexpected {character!r}")
         return self._consuming(_Characters(((character, character),)))

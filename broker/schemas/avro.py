@@ -145,10 +145,10 @@ class _Parser:
 
     def _union(self, tree: list[Any], namespace: str, depth: int) -> tuple[Type, Any]:
         made = [self.type(branch, namespace, depth + 1) for branch in tree]
-        seen = [part.name or part.kind for part, _ in made]
-        if len(set(seen)) < len(seen) or "union" in seen:
-            raise NotAvro("a union has a type twice, or another union in it")
         parts = [part for part, _ in made]
+        seen = [part.name or part.kind for part in parts]
+        if len(set(seen)) < len(seen) or any(part.kind == "union" for part in parts):
+            raise NotAvro("a union has a type twice, or another union in it")
         branches = dict(zip(seen, parts, strict=True))
         return Type("union", parts=parts, branches=branches), [shown for _, shown in made]
 

@@ -150,6 +150,12 @@ def test_an_invalid_schema_is_refused(tree: Any) -> None:
         parsed(tree)
 
 
+def test_a_union_may_have_a_record_with_the_name_union() -> None:
+    """As in Java, which looks at the kind of the branch."""
+    schema = parsed(["null", record(A, name="union")])
+    assert avro.unreadable(schema, schema) == ""
+
+
 def with_default(levels: int) -> bytes:
     """A schema whose default has this many levels."""
     text = json.dumps(record(field("a", "int", default=0))).encode()

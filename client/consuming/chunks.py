@@ -33,7 +33,8 @@ CHUNKED_MESSAGE_BYTES_MAX: Final = 1 << 30
 first chunk."""
 
 RETURNED_MAX: Final = 1_000
-"""The given-up messages whose later chunks are redelivered, too."""
+"""The maximum of messages given up for redelivery that the buffer remembers. Later chunks of these
+messages are redelivered, too."""
 
 CHUNKS_MAX: Final = 100_000
 """Entries of one chunked message, including those that its producer sent twice."""
@@ -60,7 +61,8 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A chunk must be requested again later, as the first chunks of its message will be."""
+    """A chunk arrived after its message was given up for redelivery. The client must request the
+    chunk again, too."""
 
     key: Key
 

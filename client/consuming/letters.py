@@ -72,8 +72,8 @@ def is_letter_topic(
     A consumer of a pattern leaves such topics out. Otherwise it would move its dead letters again
     and again. A name can have two meanings: `t-a-b-DLQ` is for the topic `t-a` and the subscription
     `b`, or for the topic `t` and the subscription `a-b`. For the subscription `b`, the function
-    assumes the first meaning if the pattern matches `t-a`. Otherwise a consumer of `b` cannot have
-    written such a letter.
+    assumes the first meaning if the pattern matches `t-a`. If the pattern does not match `t-a`, the
+    consumer gets no messages of `t-a`, so it writes no letters to `t-a-b-DLQ`.
     """
     name = topic.base
     if name in named:

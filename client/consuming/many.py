@@ -109,7 +109,7 @@ class ManySubscriber:
         self._past = ConsumerStatistics()  # the statistics of topics that the consumer has left
         self._children: dict[str, Subscriber] = {}
         self._wanted: set[str] = set()  # the topics that the source reports
-        self._failed: dict[str, PulsarException] = {}  # wanted topics that could not be joined
+        self._failed: dict[str, PulsarException] = {}  # wanted topics whose consumers ended
         self._follower: asyncio.Task[None] | None = None  # None: not opened
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self._over = asyncio.Event()
@@ -416,7 +416,8 @@ class ManySubscriber:
         return child
 
     def _on_child_failed(self, topic: str, error: PulsarException) -> None:
-        """Remove a topic's consumer that ended with `error`: it was closed, or could not join."""
+        """Remove a topic's consumer that ended with `error`: it could not join, failed, or was
+        closed."""
         child = self._children.get(topic)
         if child is None or self._failure is not None:
             return

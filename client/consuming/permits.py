@@ -2,8 +2,8 @@
 
 One permit allows the broker to send one message. The broker sends no more messages than it has
 permits, except for the rest of a batch. The consumer grants permits again when half of its queue is
-used up. Thus a busy consumer sends one command for every 500 messages, and its queue does not run
-empty.
+used up. Thus a busy consumer with the default queue size of 1,000 sends one command for every 500
+messages, and its queue does not run empty.
 """
 
 from __future__ import annotations

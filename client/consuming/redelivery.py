@@ -26,9 +26,9 @@ REDELIVERY_IDS_MAX: Final = 10_000
 """Entries in one command. At up to 24 bytes each, they fit into a command's limit of 256 KiB."""
 
 STALE_TIMES_MAX: Final = 1000
-"""The heap also holds due times that discarded entries had, and that entries had before they were
-added again: at most the number of waiting entries plus this number. The heap of keys holds at most
-as many keys of entries that no longer wait."""
+"""The heap of due times also holds stale times: of discarded entries, and of entries that were
+added again with another time. Their limit is the number of waiting entries plus this number. The
+keys in the heap of keys exceed the number of waiting entries by at most the same limit."""
 
 
 class Redeliveries:

@@ -457,8 +457,12 @@ class Subscriber:
         return place.is_before(last)
 
     def has_passed(self, last: MessageId) -> bool:
-        """Return whether the user has taken the message `last` or a later one, or all messages
-        before its entry, which the client has dropped. True for the id of an empty topic."""
+        """Return whether the user gets no more messages up to the message `last`.
+
+        True if the user has taken `last` or a later message, or begins after `last`. Also true if
+        the client has dropped the entry of `last` or a later entry and the queue is empty, and for
+        the id of an empty topic.
+        """
         if last.entry_id() < 0:
             return True
         if _key_of(last) <= self._dropped and not len(self._queue):

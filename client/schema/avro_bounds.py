@@ -10,12 +10,12 @@
 The schema may come from a producer, if the broker finds it compatible. A type that allows such
 values may even be in a field that the consumer skips. If the schema has such a type, the check
 reads each payload in Python first, without creating values. For all other schemas no check is
-necessary: each value takes a byte, fastavro notices the end of the payload there, and the schema
-bounds the depth. fastavro itself reaches DEPTH_MAX with a stack of less than 512 KB.
+necessary: each value takes a byte, fastavro notices the end of the payload when it reads this byte,
+and the schema bounds the depth. fastavro itself reaches DEPTH_MAX with a stack of less than 512 KB.
 
 The check takes a few steps for each byte. It counts values without bytes, but does not read them.
-Records that contain only one record with bytes count as one step, however deeply they are nested.
-So does a block of an array whose items all have one size.
+A chain of nested records takes one step if the next record is each record's only field with bytes.
+A block of an array takes one step if all items have the same fixed size.
 
 Pure.
 """
@@ -39,9 +39,10 @@ DECIMAL_BYTES_MAX: Final = 1_024
 EMPTY_FREE: Final = 10_000
 EMPTY_PER_BYTE: Final = 4
 EMPTY_PER_BYTE_MAX: Final = 64
-"""The maximum of values without bytes: EMPTY_FREE, plus for each byte of the payload EMPTY_PER_BYTE
-and one for each field of the schema without bytes, but at most EMPTY_PER_BYTE_MAX. So arrays of
-nulls can exceed it, and schemas with more than 60 fields without bytes."""
+"""The maximum of values without bytes is EMPTY_FREE plus a number for each byte of the payload.
+This number is EMPTY_PER_BYTE plus one for each field of the schema without bytes, but at most
+EMPTY_PER_BYTE_MAX. Valid payloads can exceed the maximum if they hold arrays of nulls, or if the
+schema has more than 60 fields without bytes."""
 
 
 BLIND_MAX: Final = 10_000
@@ -54,9 +55,10 @@ _FIXED_SIZES: Final = {"boolean": 1, "float": 4, "double": 8}
 class _Type:
     kind: str
     parts: list[_Type] = field(default_factory=list)
-    """Branches, one kind of items, or the fields that take bytes."""
+    """The branches of a union, the one type of the items of an array or map, or the fields of a
+    record that take bytes."""
     size: int = 0
-    """The size of each value. 0: it varies, or the value takes no bytes, or values in it do not."""
+    """The size of each value. 0: the size varies, or the value or a value in it takes no bytes."""
     is_decimal: bool = False
     empties: int = 0
     """The number of values without bytes in one value, without those in its parts."""
@@ -96,10 +98,11 @@ def payload_check(schema: Any, *, may_skip: bool) -> Callable[[bytes], None] | N
 class _Types:
     def __init__(self) -> None:
         self.empty_fields = 0
-        """The number of values without bytes that one byte can bring, except in arrays of them.
+        """An upper bound of the values without bytes that one byte of the payload can bring, except
+        in arrays of such values.
 
         A byte can begin several values: different records of which each contains the next, and a
-        union or map in the last one. The sum for all types of the schema is at least as large.
+        union or map in the last record. The bound is the sum for all types of the schema.
         """
         self._named: dict[str, _Type] = {}
 
@@ -181,8 +184,8 @@ def _leaf(made: _Type) -> _Type:
 
 
 def _is_bounded(root: _Type, *, may_skip: bool) -> bool:
-    """Return whether each value takes a byte that fastavro reads and is no decimal, and the schema
-    bounds the depth."""
+    """Return whether no check is necessary: no value is a decimal, each value takes a byte that
+    fastavro reads, and the schema bounds the depth to DEPTH_MAX."""
     depths: dict[int, int] = {}  # id of a type -> depth; 0: unbounded, or not known yet
 
     def depth_of(found: _Type) -> int:

@@ -286,7 +286,7 @@ class _Send:
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
-        self.stored = -1  # the highest sequence id of an earlier attempt
+        self.stored = -1  # the last sequence id stored under the producer's name; -1: none
         self.bytes_max = 0  # the limit of an entry; 0: as the broker announced
         self.is_whole = False  # the topic holds the whole batch already
 

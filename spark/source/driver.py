@@ -4,8 +4,8 @@ Spark asks an idle source 100 times a second for new data. The source answers wi
 broker. The owners of the topics push new positions (position_watch.py), and a broker pushes the
 list of topics (topic_watch.py). The driver polls topics whose owners push nothing, at most once in
 `pollIntervalMs`. If no broker pushes the list of topics, the driver asks for the list once in
-`discoveryIntervalMs`. The query fails when polls have failed for
-`readTimeoutMs`, counted from the first failed poll after a successful one.
+`discoveryIntervalMs`. The query fails when polls have failed for `readTimeoutMs`, counted from the
+first failed poll after a successful one.
 
 With the option `subscription`, the driver moves the subscription to the position that Spark has
 committed. Spark passes this position to `latest`, as the end of the last committed batch, and to
@@ -129,7 +129,7 @@ class StreamDriver:
                 self._add_unknown(offsets.places)
                 begins = self._begins_now(offsets.places)
             except (DataLost, ReadStalled):
-                self._hold(offsets.places)  # QueryFenced, if a newer query has gone on
+                self._hold(offsets.places)  # QueryFenced, if a newer query holds the subscription
                 raise
             # One call for all places: after a failure, `_hold` makes no call for some time.
             self._hold({**offsets.places, **begins})

@@ -78,7 +78,7 @@ class Pushed:
         if not found:
             return None
         first, last = _bounds([_range(one) for one in found])
-        # Rounded outwards: rows are compared exactly later.
+        # Rounded outwards: `mask` compares the exact times of the rows.
         return (0 if first is None else first // 1_000), (
             1 << 63 if last is None else -(-last // 1_000)
         )

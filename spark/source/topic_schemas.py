@@ -7,7 +7,7 @@ Fields are matched by name, as in the rules of Avro. A field that a message lack
 that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
 executor process asks for each version that it meets, once for each read and ledger. If a topic is
 deleted and created again, the same number is the version of another schema. The new topic has other
-ledgers. The process parses equal schemas once.
+ledgers, so the process asks again. The process parses equal schemas once.
 """
 
 from __future__ import annotations

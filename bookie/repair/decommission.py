@@ -50,6 +50,8 @@ log = get_logger(__name__)
 LOOK_S: Final = 2.0
 """The pause between checks of the remaining ledgers, and after an error of the metadata store."""
 
+UNCHECKED: Final = "not all checks of its ledgers and of the bookie ended"
+
 CHANGE_S: Final = 10.0
 """Time limit of one change of metadata."""
 
@@ -112,7 +114,7 @@ async def decommission(
         async with asyncio.timeout(timeout_s):
             await leaving.run()
     except TimeoutError:
-        raise StillNeeded(bookie, leaving.blockers) from None
+        raise StillNeeded(bookie, leaving.blockers, leaving.reason) from None
 
 
 class _Leaving:
@@ -124,6 +126,7 @@ class _Leaving:
         on_progress: Callable[[Progress], None],
     ) -> None:
         self.blockers: dict[int, str] = {}  # ledgers
+        self.reason = UNCHECKED  # why the bookie is not removed if there are no blockers
         self._store = store
         self._under_replication = under_replication
         self._bookie = bookie
@@ -146,13 +149,17 @@ class _Leaving:
         cookie = await self._cookie()
         await self._move_all()
         if await self._serves():
+            self.reason = "it still served at the last check"
             self._tell(Stage.SERVING)
             return False
+        self.reason = UNCHECKED
         # The bookie is down and held nothing. A writer may have placed a ledger on it just before
         # the writer saw the drain record, so check all ledgers a second time.
         await self._move_all()
         if not await self._remove_cookie(cookie):
+            self.reason = "it was started again"
             return False
+        self.reason = "only its drain record is left"
         path = paths.bookie_draining(self._bookie)
         await update(self._store, path, lambda _: DELETE, deadline=_deadline())
         self._tell(Stage.REMOVED)

@@ -76,15 +76,14 @@ class NoSuchBookie(RepairError):
 
 
 class StillNeeded(RepairError):
-    """The bookie could not be removed in time: it still holds ledgers (`blockers`), or it still
-    serves. Moved ledgers stay moved. Decommission the bookie again to continue."""
+    """The bookie could not be removed in time: it still holds ledgers (`blockers`), or for another
+    reason. Moved ledgers stay moved. Decommission the bookie again to continue."""
 
     definite = False
 
-    def __init__(self, bookie: str, blockers: Mapping[int, str]) -> None:
-        super().__init__(
-            f"bookie {bookie} was not removed"
-            + (f": it still holds {len(blockers)} ledgers" if blockers else ": it still serves")
-        )
+    def __init__(self, bookie: str, blockers: Mapping[int, str], reason: str) -> None:
+        """`reason`: why the bookie was not removed if there are no `blockers`."""
+        why = f"it still holds {len(blockers)} ledgers" if blockers else reason
+        super().__init__(f"bookie {bookie} was not removed in time: {why}")
         self.bookie = bookie
         self.blockers = dict(blockers)

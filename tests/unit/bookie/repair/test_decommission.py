@@ -175,8 +175,40 @@ async def test_t32_blockers_of_a_decommission_are_named() -> None:
                     nodes.store, ManualClock(), name, timeout_s=30, on_progress=told.append
                 )
             assert caught.value.blockers == {}
-            assert "still serves" in str(caught.value)
+            assert "still served at the last check" in str(caught.value)
         assert await nodes.store.get(paths.bookie_cookie(name)) is not None
+
+
+class NoLedgers(MemoryStore):
+    """A store that cannot list the ledgers, at once or after a check found the bookie down."""
+
+    def __init__(self, nodes: BookieCluster, bookie: BookieId, *, at_once: bool) -> None:
+        super().__init__(nodes.tree)
+        self._available = paths.bookie_available(bookie)
+        self._fails = at_once
+
+    async def get(self, path: str) -> Versioned | None:
+        found = await super().get(path)
+        self._fails = self._fails or (path == self._available and found is None)
+        return found
+
+    async def children(self, path: str) -> list[str]:
+        if self._fails and path.startswith(paths.LEDGERS):
+            raise Unavailable("a fault")
+        return await super().children(path)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_decommission_does_not_say_of_a_stopped_bookie_that_it_serves(
+    at_once: bool,
+) -> None:
+    async with founded(4) as nodes:
+        name = nodes.bookies[0].member.bookie
+        await lose(nodes, nodes.bookies[0])
+        store = NoLedgers(nodes, name, at_once=at_once)
+        with pytest.raises(StillNeeded, match="not all checks of its ledgers") as caught:
+            await decommission(store, ManualClock(), name, timeout_s=30, on_progress=print)
+        assert caught.value.blockers == {}
 
 
 async def test_an_unreadable_under_replication_record_blocks_only_its_own_ledger() -> None:

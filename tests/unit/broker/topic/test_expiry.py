@@ -196,6 +196,18 @@ async def test_an_unused_subscription_expires_but_not_one_with_a_consumer() -> N
         assert it.topic.cursors.names == ("used",)
 
 
+async def test_a_subscription_that_is_moved_does_not_stop_the_expiry_of_others() -> None:
+    policies = keeping(subscription_expiration_time_minutes=10)
+    async with opened_topic(ClusterState(), policies=policies) as it:
+        for name in ("a", "b", "c"):
+            unused, _ = await it.subscribe(name)
+            await unused.close()
+        await asyncio.sleep(11 * 60)
+        it.topic.subscriptions["b"]._begin_seek()
+        await expire_subscriptions(it.topic)
+        assert sorted(it.topic.subscriptions) == ["b"]
+
+
 async def test_a_durable_and_a_non_durable_subscription_of_one_name_are_independent() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping(), close=False) as it:

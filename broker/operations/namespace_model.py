@@ -100,6 +100,8 @@ class NewNamespace(BaseModel):
         given = self.model_extra or {}
         values: dict[str, Any] = {}
         for row in ROWS:
+            if not row.namespace_key:
+                continue
             found = given.get(row.namespace_key)
             if row.by_cluster and isinstance(found, dict):
                 found = found.get(cluster)

@@ -85,8 +85,11 @@ async def test_a_namespace_from_creation_to_deletion() -> None:
             "topicDispatchRate": {},
             "subscription_types_enabled": [],
             "message_ttl_in_seconds": None,
+            "": 5,  # a key of no policy
         }
         assert kind_of(await admin.put(one, json=body)) == (204, "")
+        record = await namespace_record(broker.broker, NamespaceName("acme", "orders"))
+        assert record.policies.max_message_bytes is None
         assert kind_of(await admin.put(one)) == (409, "NamespaceExists")
         assert (await admin.get("namespaces/acme")).json() == ["acme/orders"]
         bundles = (await admin.get(f"{one}/bundles")).json()

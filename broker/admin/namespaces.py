@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Query
 from magnetar.broker.admin.forwarding import CALLS_MAX, forward, open_elsewhere
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.calls import call_each
-from magnetar.broker.errors import TopicNotFound
+from magnetar.broker.errors import NamespaceNotFound, TopicNotFound
 from magnetar.broker.operations import namespaces, partitions, topics
 from magnetar.broker.operations.arguments import namespace_name, tenant_name
 from magnetar.broker.operations.errors import ServedElsewhere
@@ -114,7 +114,8 @@ def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
         name = namespace_name(tenant, namespace)
         namespaces.require_deletable(name)
         if force:
-            await _delete_topics(broker, name, ask)
+            with suppress(NamespaceNotFound):  # `delete_namespace` raises it, too
+                await _delete_topics(broker, name, ask)
         await namespaces.delete_namespace(broker, name)
 
     @router.get("/{tenant}/{namespace}/bundles")

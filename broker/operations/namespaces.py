@@ -6,6 +6,9 @@ namespace first and then the tenant's record, unchanged, by compare-and-set. The
 namespaces after it has read the tenant's record, and deletes the record at the version that it
 read. One of the two fails: either the creator deletes its namespace again, or the deleter begins
 again.
+
+NOTE: the creator may die before it deletes its namespace again, or lose the metadata store for more
+than WRITE_TIMEOUT_S. Then the namespace stays without a tenant until a client deletes it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.broker.catalog.listing import texts_of, visible_of
 from magnetar.broker.errors import NamespaceNotFound, TenantNotFound
@@ -42,10 +46,12 @@ from magnetar.metadata.store import ABSENT, KEEP, UPDATE_PAUSE_S, update
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from magnetar.broker.broker import Broker
     from magnetar.metadata.store import MetadataStore, Verdict, Versioned
+
+T = TypeVar("T")
 
 WRITE_TIMEOUT_S: Final = 10.0
 """Time limit of a change by compare-and-set, with its retries."""
@@ -108,27 +114,34 @@ async def delete_tenant(broker: Broker, tenant: str) -> None:
     if tenant == DEFAULT_NAMESPACE.tenant:
         raise Protected(f"tenant {tenant}")
     store, path = broker.metadata, paths.tenant(tenant)
+    deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
     pending = False  # True: our deletion may have been applied
-    for _ in range(RACES_MAX):
-        await store.sync(path)
-        found = await store.get(path)
-        if found is None and pending:
+    try:
+        for _ in range(RACES_MAX):
+            await _sync(store, path, deadline)
+            found = await store.get(path)
+            if found is None:
+                break
+            if namespaces := await _namespaces_of(broker, tenant):
+                raise TenantNotEmpty(tenant, namespaces)
+            try:
+                await store.delete(path, expected=found.version)
+            except BadVersion:
+                continue
+            except OutcomeUnknown:
+                pending = True
+                continue
+            except NoNode:
+                break
             return
-        if found is None:
-            raise TenantNotFound(tenant)
-        if namespaces := await _namespaces_of(broker, tenant):
-            raise TenantNotEmpty(tenant, namespaces)
-        try:
-            await store.delete(path, expected=found.version)
-        except BadVersion:
-            continue
-        except OutcomeUnknown:
-            pending = True
-            continue
-        except NoNode:
-            raise TenantNotFound(tenant) from None
-        return
-    raise Contended(path, RACES_MAX)
+        else:
+            raise Contended(path, RACES_MAX)
+    except Unavailable as error:
+        if pending:
+            raise OutcomeUnknown(path, str(error)) from error
+        raise
+    if not pending:
+        raise TenantNotFound(tenant)
 
 
 # ---- namespaces ----------------------------------------------------------------------------------
@@ -206,8 +219,7 @@ async def create_namespace(
         await _touch_tenant(broker, name.tenant)
     except TenantNotFound:  # the tenant was deleted meanwhile
         assert written is not None  # `add` deletes nothing
-        with suppress(BadVersion, NoNode):
-            await broker.metadata.delete(path, expected=written.version)
+        await _retried(path, partial(_delete_at, broker.metadata, path, written.version))
         raise
     except Unavailable as error:  # the namespace's record is written already
         raise OutcomeUnknown(path, str(error)) from error
@@ -243,7 +255,9 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
     """Delete a namespace without topics. Raises NamespaceNotFound, NamespaceNotEmpty, Protected.
 
     If a topic is created between the check for topics and the deletion, the namespace is restored
-    with its settings. If the tenant was deleted meanwhile, the tenant is restored, too.
+    with its settings. If the tenant was deleted meanwhile, the tenant is restored, too. After a
+    failure, a repeated call deletes what the failed call has left, even if it then raises
+    NamespaceNotFound.
 
     NOTE: a broker whose cache still has the namespace may write a topic after the last check here.
     The topic stays, and its next use records the namespace again, without policies. To exclude
@@ -255,6 +269,8 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
         await store.sync(path)
         found = await store.get(path)
         if found is None:
+            if not await _topics_of(broker, name):  # an earlier call may have failed half-way
+                await _forget_topics(broker, name)
             raise NamespaceNotFound(str(name))
         if topics := await _topics_of(broker, name):
             raise NamespaceNotEmpty(str(name), topics)
@@ -263,10 +279,13 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
         left = await update(store, path, same_or_keep(found.value), deadline=deadline)
         if left is not None:
             continue
-        if topics := await _topics_of(broker, name):
-            await _restore(broker, name, found.value, None if tenant is None else tenant.value)
+        if topics := await _retried(path, partial(_topics_of, broker, name)):
+            try:
+                await _restore(broker, name, found.value, None if tenant is None else tenant.value)
+            except Unavailable as error:  # the namespace's record is deleted already
+                raise OutcomeUnknown(path, str(error)) from error
             raise NamespaceNotEmpty(str(name), topics)
-        await _forget_topics(broker, name)
+        await _retried(path, partial(_forget_topics, broker, name))
         return
     raise Contended(path, RACES_MAX)
 
@@ -358,6 +377,25 @@ async def _update(
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
     await _sync(broker.metadata, path, deadline)
     return await update(broker.metadata, path, change, deadline=deadline)
+
+
+async def _delete_at(store: MetadataStore, path: str, version: int) -> None:
+    """Delete the node if it exists and has this version."""
+    with suppress(BadVersion, NoNode):
+        await store.delete(path, expected=version)
+
+
+async def _retried(path: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Call `call`, which completes an operation that has changed `path` already. While the metadata
+    store does not answer, repeat it. Raises OutcomeUnknown if it fails after WRITE_TIMEOUT_S."""
+    deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
+    while True:
+        try:
+            return await call()
+        except (OutcomeUnknown, Unavailable) as error:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise OutcomeUnknown(path, str(error)) from error
+            await asyncio.sleep(UPDATE_PAUSE_S)
 
 
 async def _sync(store: MetadataStore, path: str, deadline: float) -> None:

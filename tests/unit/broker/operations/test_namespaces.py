@@ -27,7 +27,7 @@ from magnetar.broker.operations.namespaces import (
     tenant_record,
 )
 from magnetar.metadata import codec, paths
-from magnetar.metadata.errors import OutcomeUnknown, Unavailable
+from magnetar.metadata.errors import NoNode, OutcomeUnknown, Unavailable
 from magnetar.metadata.policies import NamespaceRecord, Policies, Retention, TenantRecord
 from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.protos.names import NamespaceName
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.broker import Broker
     from magnetar.metadata.memory import MemoryStore
+    from magnetar.metadata.store import Versioned
     from magnetar.protos.names import TopicName
 
 pytestmark = pytest.mark.real_loop
@@ -212,6 +213,142 @@ async def test_a_deletion_whose_reply_is_lost_removes_the_policies_of_its_topics
         lose_the_reply_of_a_deletion(here.store, paths.namespace("public", "other"))
         await delete_namespace(here.broker, name)
         assert await here.store.get(path) is None
+
+
+def fail_the_deletion_of(
+    store: MemoryStore,
+    of: str,
+    monkeypatch: pytest.MonkeyPatch,
+    write_timeout_s: float = namespaces.WRITE_TIMEOUT_S,
+) -> None:
+    """The next deletion of this node is not sent. From the first deletion of any node on, this time
+    limit applies."""
+    delete = store.delete
+
+    async def delete_later(path: str, *, expected: int) -> None:
+        monkeypatch.setattr(namespaces, "WRITE_TIMEOUT_S", write_timeout_s)
+        if path != of:
+            return await delete(path, expected=expected)
+        monkeypatch.setattr(store, "delete", delete)
+        raise Unavailable("the session is suspended")
+
+    monkeypatch.setattr(store, "delete", delete_later)
+
+
+async def test_a_deletion_removes_the_policies_of_its_topics_when_the_connection_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = NamespaceName("public", "other")
+    path = paths.topic_policies(name.tenant, name.namespace, "persistent", "t")
+    async with place() as here:
+        await create_namespace(here.broker, name, None, Policies())
+        await here.store.put(path, b"left over", expected=ABSENT)
+        fail_the_deletion_of(here.store, path, monkeypatch)
+        await delete_namespace(here.broker, name)
+        assert await here.store.get(path) is None
+
+
+@pytest.mark.parametrize("parameters", [{}, {"force": "true"}])
+async def test_a_repeated_deletion_removes_the_policies_that_a_failed_one_has_left(
+    parameters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, path = (
+        "namespaces/public/other",
+        paths.topic_policies("public", "other", "persistent", "t"),
+    )
+    async with (
+        running_broker(ClusterState()) as running,
+        admin_of(running, "/admin/v2") as admin,
+    ):
+        store = running.broker._store
+        await admin.put(one)
+        await store.put(path, b"left over", expected=ABSENT)
+        fail_the_deletion_of(store, path, monkeypatch, 0.0)
+        with pytest.raises(OutcomeUnknown):
+            await delete_namespace(running.broker, NamespaceName("public", "other"))
+        assert await store.get(path) is not None
+        answer = await admin.delete(one, params=parameters)
+        assert kind_of(answer) == (404, "NamespaceNotFound")
+        assert await store.get(path) is None
+
+
+async def test_a_deletion_of_a_tenant_succeeds_when_the_connection_breaks_with_its_reply() -> None:
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        lose_the_reply_of_a_deletion(here.store, paths.tenant("acme"))
+        delete = here.store.delete
+
+        async def delete_once(path: str, *, expected: int) -> None:
+            here.store.delete = delete  # type: ignore[method-assign]
+            lose_the_connection_at_a_sync(here.store, path)
+            await delete(path, expected=expected)
+
+        here.store.delete = delete_once  # type: ignore[method-assign]
+        await delete_tenant(here.broker, "acme")
+        with pytest.raises(TenantNotFound):
+            await delete_tenant(here.broker, "acme")
+
+
+async def test_a_deletion_of_a_tenant_that_cannot_be_read_again_has_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        get, gets = here.store.get, 0
+
+        async def get_once(path: str) -> Versioned | None:
+            nonlocal gets
+            gets += path == paths.tenant("acme")
+            if gets > 1:
+                raise Unavailable("the session is suspended")
+            return await get(path)
+
+        lose_the_reply_of_a_deletion(here.store, paths.tenant("acme"))
+        with monkeypatch.context() as patch:
+            patch.setattr(here.store, "get", get_once)
+            with pytest.raises(OutcomeUnknown):
+                await delete_tenant(here.broker, "acme")
+
+
+async def test_a_deletion_of_a_tenant_that_is_applied_late_succeeds() -> None:
+    """The first request is applied after the tenant was read again."""
+    async with place() as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        delete, requests = here.store.delete, 0
+
+        async def delete_late(path: str, *, expected: int) -> None:
+            nonlocal requests
+            requests += 1
+            if requests == 1:
+                raise OutcomeUnknown(path)
+            await delete(path, expected=expected)
+            raise NoNode(path)
+
+        here.store.delete = delete_late  # type: ignore[method-assign]
+        await delete_tenant(here.broker, "acme")
+        assert requests == 2
+
+
+async def test_a_creation_deletes_its_namespace_again_when_the_connection_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, cluster = NamespaceName("acme", "n"), ClusterState()
+    async with place(cluster) as here:
+        await create_tenant(here.broker, "acme", TenantRecord())
+        put, other = here.store.put, cluster.store()
+
+        async def put_once(path: str, value: bytes, *, expected: int) -> int:
+            version = await put(path, value, expected=expected)
+            if path == paths.namespace("acme", "n"):
+                # This deletion looked for namespaces before the namespace was written.
+                await other.delete(paths.tenant("acme"), expected=0)
+            return version
+
+        monkeypatch.setattr(here.store, "put", put_once)
+        fail_the_deletion_of(here.store, paths.namespace("acme", "n"), monkeypatch)
+        with pytest.raises(TenantNotFound):
+            await create_namespace(here.broker, name, None, Policies())
+        assert await other.get(paths.namespace("acme", "n")) is None
 
 
 async def test_a_deletion_of_a_tenant_whose_reply_is_lost_succeeds() -> None:

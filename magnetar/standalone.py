@@ -33,6 +33,7 @@ from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.model import BookieAddress
 from magnetar.metadata.paths import CLUSTER
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.supervise import is_bug
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,12 +68,33 @@ class StandaloneConfig(BrokerSettings):
     )
 
     def survives(self, error: BaseException) -> bool:
-        """Return False for a bug in the bookie's code: the process ends before the bug damages
-        data. After any other bug the process continues, like a broker."""
-        frames = traceback.extract_tb(error.__traceback__)
+        """Return False for a bug in the bookie's code, also inside groups and as the cause of
+        another bug: the process ends before the bug damages data. After any other bug the process
+        continues, like a broker.
+
+        NOTE: the broker calls the bookie's reads and fences directly. A bug there that reaches the
+        guard of a topic or of a connection is not judged here: that topic or connection fails.
+        """
         return not any(
-            BOOKIE in frame.filename and LEDGER not in frame.filename for frame in frames
+            BOOKIE in frame.filename and LEDGER not in frame.filename
+            for bug in _bugs_of(error)
+            for frame in traceback.extract_tb(bug.__traceback__)
         )
+
+
+def _bugs_of(error: BaseException) -> list[BaseException]:
+    """Return the error, its causes and the members of groups, as far as they are bugs."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or any(each is known for known in found):
+            continue
+        found.append(each)
+        left += (each.__cause__, each.__context__)
+        if isinstance(each, BaseExceptionGroup):
+            left += each.exceptions
+    return [each for each in found if is_bug(each)]
 
 
 async def run_standalone(

@@ -7,17 +7,18 @@ import pty
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from support import free_port
 
 from magnetar.cli.standalone import print_next
 from magnetar.metadata.model import BrokerId, BrokerRegistration
+from magnetar.standalone import BOOKIE, LEDGER, StandaloneConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
 
 def test_commands_name_an_address_only_if_it_is_not_the_default(
@@ -31,6 +32,29 @@ def test_commands_name_an_address_only_if_it_is_not_the_default(
     said = capsys.readouterr().out
     assert "magnetar produce greetings -m hello -u grpc://127.0.0.1:7660\n" in said
     assert "magnetar topics stats greetings --admin-url http://127.0.0.1:7080\n" in said
+
+
+def failing_in(path: str) -> Callable[[], None]:
+    """Return a function in this file whose call is a bug."""
+    names: dict[str, Any] = {}
+    exec(compile("def call() -> None:\n    assert False", f"/app{path}bookie.py", "exec"), names)
+    found: Callable[[], None] = names["call"]
+    return found
+
+
+@pytest.mark.parametrize(("path", "survives"), [(BOOKIE, False), (LEDGER, True), ("/", True)])
+def test_the_process_ends_only_after_a_bug_of_the_bookie(
+    path: str, survives: bool, tmp_path: Path
+) -> None:
+    config = StandaloneConfig(data_dir=tmp_path)
+    call = failing_in(path)
+    with pytest.raises(AssertionError) as direct:
+        call()
+    caused = AssertionError("another")
+    caused.__cause__ = direct.value
+    group = ExceptionGroup("tasks", [OSError(), ExceptionGroup("more", [direct.value])])
+    for error in (direct.value, caused, group):
+        assert config.survives(error) is survives
 
 
 def test_commands_have_the_path_of_a_program_that_is_not_on_the_path(

@@ -188,7 +188,6 @@ class BrokerProcess:
         self._role = role
         self._bookies_have_ports = bookies_have_ports
         self._registered = asyncio.Event()  # set while the lease is held
-        self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then hand the topics over.
@@ -232,7 +231,7 @@ class BrokerProcess:
                 await ledgers.wait_ready()
                 broker = self._make_broker(ledgers, presence, directory)
                 lasting += [
-                    group.create_task(serve_http(self._app(broker), http_socket)),
+                    group.create_task(serve_http(self._app(broker, stop), http_socket)),
                     group.create_task(measure_process(self._registry)),
                     group.create_task(self._register()),
                     group.create_task(return_memory(broker.publish_budget)),
@@ -328,7 +327,6 @@ class BrokerProcess:
             await serving
             announcing.cancel()  # the broker may not be registered yet
             collecting.cancel()
-            self._stopping = True
             await service.close_sessions()
             await pulsar.stop()
 
@@ -528,20 +526,23 @@ class BrokerProcess:
             and stored.grpc_url == self.registration.grpc_url
         )
 
-    def _app(self, broker: Broker) -> BaseApp:
+    def _app(self, broker: Broker, stop: asyncio.Event) -> BaseApp:
         def make_rest() -> App:
             from magnetar.broker.admin.app import admin_app  # FastAPI: 0.3 s and 30 MB
 
             return admin_app(broker, self._config.shown)
 
-        return BaseApp(lambda: self._health(broker), self._registry, make_rest, self._readings)
+        return BaseApp(
+            lambda: self._health(broker, stop), self._registry, make_rest, self._readings
+        )
 
-    def _health(self, broker: Broker) -> Health:
-        """Describe this broker for /health. Clients and brokers find the broker only while its
-        lease is held. Without a connection to the metadata store, the broker does not know whether
-        it still holds the lease, and reports "unregistered"."""
+    def _health(self, broker: Broker, stop: asyncio.Event) -> Health:
+        """Describe this broker for /health. A broker is "stopping" from `stop` on, also while it
+        hands its topics over. Clients and brokers find the broker only while its lease is held.
+        Without a connection to the metadata store, the broker does not know whether it still holds
+        the lease, and reports "unregistered"."""
         connected = self._store.session_state is SessionState.CONNECTED
-        if self._stopping:
+        if stop.is_set():
             state = "stopping"
         elif not self.ready.is_set():
             state = "starting"

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.broker.broker import Broker
 from magnetar.broker.config import BrokerConfig
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.main import BrokerProcess, log_config_of
@@ -79,6 +80,27 @@ async def test_health_says_unregistered_while_the_session_is_suspended_or_lost()
             while await health() != (200, "serving"):
                 pass  # the broker registers again by itself
         stop.set()
+
+
+@pytest.mark.real_loop
+async def test_health_says_stopping_while_the_topics_are_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handed_over, stop = asyncio.Event(), asyncio.Event()
+
+    async def hand_over(broker: Broker) -> None:
+        await handed_over.wait()
+
+    monkeypatch.setattr(Broker, "_release_all", hand_over)
+    broker = broker_on(MemoryStore(MemoryTree()))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(broker.run(stop))
+        await broker.ready.wait()
+        stop.set()
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{broker.registration.http_url}/health")
+        assert (answer.status_code, answer.json()["state"]) == (503, "stopping")
+        handed_over.set()
 
 
 @pytest.mark.real_loop

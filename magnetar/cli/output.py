@@ -57,7 +57,7 @@ def time_of(ms: int) -> str:
 def size_of(size: float) -> str:
     """Format a number of bytes in the largest unit that leaves at least 1."""
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.95:  # would be printed as 1000.0
+        if size < (999.5 if unit == "B" else 999.95):  # a larger one would be printed as 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"

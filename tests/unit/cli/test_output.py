@@ -16,7 +16,14 @@ def test_a_row_of_any_width_is_one_line_for_programs(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (999_960, "1.0 MB"), (2e15, "2000.0 TB")],
+    [
+        (0, "0 B"),
+        (999.4, "999 B"),
+        (999.7, "1.0 kB"),
+        (1_000, "1.0 kB"),
+        (999_960, "1.0 MB"),
+        (2e15, "2000.0 TB"),
+    ],
 )
 def test_a_size_has_the_largest_unit_that_leaves_at_least_one(size: float, text: str) -> None:
     assert size_of(size) == text

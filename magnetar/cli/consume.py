@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 import magnetar
 import magnetar.asyncio
 from magnetar.cli.client import DEFAULT_SERVICE_URL, ServiceUrl, run_client
+from magnetar.cli.pace import Pace
+
+SAVED_S: Final = 1.0
+"""After an idle time, the command receives the messages of at most this time at once."""
 
 
 class SubscriptionType(StrEnum):
@@ -103,11 +106,9 @@ def consume(
     async def receive(consumer: magnetar.asyncio.Consumer) -> None:
         nonlocal received
         received = 0
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        pace = Pace(rate, saved_s=SAVED_S)
         while num_messages == 0 or received < num_messages:
-            if rate:
-                await asyncio.sleep(began_s + received / rate - loop.time())
+            await pace.wait()
             message = await consumer.receive()
             received += 1
             if not hide_content:

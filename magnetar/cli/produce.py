@@ -12,6 +12,7 @@ import magnetar
 import magnetar.asyncio
 from magnetar.cli.client import DEFAULT_SERVICE_URL, ServiceUrl, run_client
 from magnetar.cli.lines import STDIN, LineSource
+from magnetar.cli.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -114,24 +115,6 @@ def parse_properties(options: Sequence[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{pair!r} is not name=value", param_hint="--properties")
         labels[name] = value
     return labels
-
-
-class Pace:
-    """Limits the rate of sends."""
-
-    def __init__(self, rate: float) -> None:
-        """`rate`: messages per second; 0: no limit."""
-        self._rate = rate
-        self._began_s: float | None = None  # loop time of the first send; None: none yet
-        self._sent = 0
-
-    async def wait(self) -> None:
-        """Return when the next message may be sent."""
-        if self._rate:
-            loop = asyncio.get_running_loop()
-            self._began_s = loop.time() if self._began_s is None else self._began_s
-            await asyncio.sleep(self._began_s + self._sent / self._rate - loop.time())
-            self._sent += 1
 
 
 async def send_paced(

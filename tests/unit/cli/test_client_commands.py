@@ -23,7 +23,8 @@ import magnetar.asyncio
 from magnetar.cli.client import run_client
 from magnetar.cli.lines import READ_BYTES, LineSource
 from magnetar.cli.main import make_app
-from magnetar.cli.produce import Pace, parse_properties, send_paced, split
+from magnetar.cli.pace import Pace
+from magnetar.cli.produce import parse_properties, send_paced, split
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
 
@@ -91,6 +92,20 @@ async def test_a_rate_holds_although_receipts_take_longer_than_the_pause() -> No
     assert len(begun) == 100
     assert begun[49] - start == pytest.approx(4.9, abs=0.01)
     assert loop.time() - start == pytest.approx(10.9, abs=0.01)
+
+
+async def test_a_pace_saves_only_a_limited_part_of_an_idle_time() -> None:
+    loop = asyncio.get_running_loop()
+    pace = Pace(10, saved_s=1.0)
+    await pace.wait()
+    await asyncio.sleep(60)
+    start = loop.time()
+    for _ in range(11):  # the messages of a second, and the one that is due
+        await pace.wait()
+    assert loop.time() - start == pytest.approx(0, abs=0.01)
+    for _ in range(20):
+        await pace.wait()
+    assert loop.time() - start == pytest.approx(2, abs=0.01)
 
 
 async def _all_lines(path: Path, lines_max: int) -> list[bytes]:

@@ -77,9 +77,10 @@ class Consumer:
     async def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
 
-        The list can be empty if the time limit of the policy is reached first. If the call is
-        cancelled or raises an error, its messages go back to the queue for the next call. Raises
-        the errors of `receive`, except Timeout.
+        The list can be empty if the time limit of the policy is reached first. The limit does not
+        apply to the time in which the client fetches the schema of a message that has arrived. If
+        the call is cancelled or raises an error, its messages go back to the queue for the next
+        call. Raises the errors of `receive`, except the Timeout for a message that does not arrive.
         """
         loop = asyncio.get_running_loop()
         policy = self._policy
@@ -89,13 +90,13 @@ class Consumer:
         while len(messages) < policy.messages_max and size < policy.bytes_max:
             left_s = None if end_at is None else max(end_at - loop.time(), 0)
             try:
-                message = await take(self._subscriber, self._queue, left_s)
-            except Timeout:
-                break
+                message = await maybe_take(self._subscriber, self._queue, left_s)
             except BaseException:
                 self._queue.put_back(messages)
                 self._subscriber.on_returned(messages)
                 raise
+            if message is None:
+                break
             messages.append(message)
             size += message.payload_bytes
         return [self._shown(message) for message in messages]
@@ -430,14 +431,29 @@ class LoopQueue:
 async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None) -> Message:
     """Take a message out of the queue; wait until there is one.
 
-    Raises Timeout after `timeout_s` seconds, and the errors of `LoopQueue.first`. With a schema,
-    raises the errors of `Decoder.prepare`; the message then stays in the queue.
+    Raises Timeout if there is none within `timeout_s` seconds, and the errors of `maybe_take`.
+    """
+    message = await maybe_take(subscriber, queue, timeout_s)
+    if message is None:
+        raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic)
+    return message
+
+
+async def maybe_take(
+    subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None
+) -> Message | None:
+    """Take a message out of the queue. Returns None if there is none within `timeout_s` seconds.
+
+    Raises the errors of `LoopQueue.first`. With a schema, raises the errors of `Decoder.prepare`,
+    for example its Timeout; the message then stays in the queue.
     """
     decoder = subscriber.subscription.decoder
     while True:  # while this task fetches a schema, another task may take the message
         message = queue.first()
         if message is None:
             message = await next_message(subscriber, queue, timeout_s)
+            if message is None:
+                return None
         if decoder is None or decoder.maybe_prepare(message):
             break
         # Fetch the schema before taking the message: a reader that loses its broker continues
@@ -456,10 +472,10 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
 
 async def next_message(
     subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None
-) -> Message:
+) -> Message | None:
     """Wait until an empty queue has a message. Return this message, which stays in the queue.
 
-    Raises Timeout after `timeout_s` seconds, and the errors of `LoopQueue.first`.
+    Returns None after `timeout_s` seconds. Raises the errors of `LoopQueue.first`.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -470,7 +486,7 @@ async def next_message(
                 if message is not None:
                     return message
     except TimeoutError:
-        raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic) from None
+        return None
 
 
 async def close_core(

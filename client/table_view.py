@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from magnetar.client.callbacks import call
 from magnetar.client.consumer import next_message, take
-from magnetar.client.errors import AlreadyClosed, PulsarException, Timeout
+from magnetar.client.errors import AlreadyClosed, PulsarException
 from magnetar.client.guard import guarded
 from magnetar.client.message import MessageId
 from magnetar.client.options import ReaderOptions, TableViewOptions
@@ -88,8 +87,7 @@ class TableRows:
             if ends and self._queue.first() is None:  # the missing messages may never arrive
                 if not any(await together(core.has_message_available() for core in cores)):
                     return
-                with suppress(Timeout):
-                    await next_message(self._subscriber, self._queue, LOOK_AGAIN_S)
+                await next_message(self._subscriber, self._queue, LOOK_AGAIN_S)
 
     async def close(self) -> None:
         if self._task is not None:

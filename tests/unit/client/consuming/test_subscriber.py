@@ -49,6 +49,7 @@ from magnetar.client.options import (
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.framing import COMMAND_BYTES_MAX, encode_command
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, encode_message
+from magnetar.schema import AutoConsumeSchema, StringSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -666,6 +667,29 @@ async def test_batch_receive_returns_at_its_limit_or_timeout() -> None:
         assert data(await consumer.batch_receive()) == [0, 1, 2, 3, 4]
         assert data(await consumer.batch_receive()) == [5, 6]
         assert await consumer.batch_receive() == []
+
+
+async def test_batch_receive_raises_the_timeout_of_a_schema_that_is_not_fetched() -> None:
+    async with client_among(operation_timeout_seconds=5) as (client, cluster):
+        await publish(client, 1)
+        async with await client.create_producer("t", schema=StringSchema()) as producer:
+            await producer.send("x")
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            initial_position=EARLIEST,
+            schema=AutoConsumeSchema(),
+            batch_receive_policy=ConsumerBatchReceivePolicy(2, -1, 100),
+        )
+        busy = pb.CommandGetSchemaResponse(error_code=pb.ServiceNotReady, error_message="busy")
+        for broker in cluster.brokers.values():
+            broker.script(pb.CommandGetSchema, *[busy] * 100)
+        with pytest.raises(Timeout):
+            await consumer.batch_receive()
+        for broker in cluster.brokers.values():
+            broker.scripted.clear()
+        got = await consumer.batch_receive()
+        assert [message.data() for message in got] == [b"0", b"x"]
 
 
 async def test_a_batch_receive_that_is_cancelled_loses_nothing() -> None:

@@ -412,6 +412,7 @@ class Producer:
         """
         if self._closed:
             raise AlreadyClosed("the producer was closed", topic=self.topic())
+        self._thread.check_not_in_callback()  # the object then stays open
         self._closed = True
         try:
             self._thread.call(self._publisher.close())
@@ -716,6 +717,7 @@ class Consumer:
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())
+        self._thread.check_not_in_callback()  # the object then stays open
         self._closed = True
         pause = self.pause_message_listener
         try:
@@ -809,6 +811,7 @@ class Reader:
         """
         if self._closed:
             raise AlreadyClosed("the reader was closed", topic=self.topic())
+        self._thread.check_not_in_callback()  # the object then stays open
         self._closed = True
         try:
             self._thread.call(self._subscriber.close())
@@ -865,6 +868,7 @@ class TableView:
         """
         if self._closed:
             raise AlreadyClosed(f"{self} was closed")
+        self._thread.check_not_in_callback()  # the object then stays open
         self._closed = True
         self._thread.call(self._rows.close())
 

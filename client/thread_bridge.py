@@ -135,14 +135,18 @@ class LoopThread:
         A callback runs on the loop's thread, so a wait there would never end. A wait after a fork
         would never end either, because the new process does not have the thread.
         """
+        self.check_not_in_callback()
+        self.check_not_forked()
+        if not self._thread.is_alive():
+            raise AlreadyClosed("the client was closed")
+
+    def check_not_in_callback(self) -> None:
+        """Raise OperationNotSupported in a callback."""
         if self.is_current:
             raise OperationNotSupported(
                 "a callback must not wait for the client that calls it: use send_async, or call"
                 " from another thread"
             )
-        self.check_not_forked()
-        if not self._thread.is_alive():
-            raise AlreadyClosed("the client was closed")
 
     def check_not_forked(self) -> None:
         """Raise OperationNotSupported after a fork: the new process does not have the loop."""

@@ -222,6 +222,32 @@ def test_a_callback_may_send_but_not_wait() -> None:
         assert len(errors) == 3
 
 
+def test_a_refused_close_in_a_callback_leaves_the_object_open() -> None:
+    with client_among() as (client, _):
+        objects = [
+            client.create_producer("t"),
+            client.subscribe("t", "s"),
+            client.create_reader("t", magnetar.MessageId.earliest),
+            client.create_table_view("t"),
+        ]
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def callback(*_: object) -> None:
+            for one in objects:
+                try:
+                    one.close()
+                except magnetar.OperationNotSupported as error:
+                    errors.append(error)
+            done.set()
+
+        client.create_producer("u").send_async(b"0", callback)
+        assert done.wait(30)
+        assert len(errors) == 4
+        for one in objects:
+            one.close()
+
+
 def test_close_waits_for_receipts_and_acknowledgements() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t", batching_max_publish_delay_ms=60_000)

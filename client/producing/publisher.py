@@ -192,7 +192,9 @@ class Publisher:
             self._arm_batch_timer()
 
     def _send_alone(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
-        if self._splits and len(message.payload) > self._chunk_bytes_max:
+        # After the end of the publisher, `_send` refuses a message of any size.
+        splits = self._splits and not self._over.is_set()
+        if splits and len(message.payload) > self._chunk_bytes_max:
             self._send_in_chunks(message, done, message_bytes)
         else:
             self._send([message], [done], message_bytes)

@@ -21,8 +21,9 @@ from magnetar.client.asyncio import Client
 from magnetar.client.environment import Environment
 from magnetar.client.errors import PulsarException, UnknownError
 from magnetar.client.guard import guarding
-from magnetar.client.options import ClientOptions, ConsumerType
+from magnetar.client.options import ClientOptions, ConsumerType, ProducerOptions
 from magnetar.client.policies import ConsumerDeadLetterPolicy
+from magnetar.client.producing.publisher import Publisher
 from magnetar.client.sync import Client as SyncClient
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks
@@ -190,6 +191,35 @@ async def test_bug_while_an_entry_is_encoded_ends_its_producer(
         with pytest.raises(UnknownError, match=BUG):
             await producer.send(b"x")
         await producer.close()
+
+
+class Owner:
+    def on_released(self, *_: object) -> None: ...
+
+    def on_burst_end(self) -> None: ...
+
+
+async def test_large_early_message_after_a_bug_gets_an_outcome() -> None:
+    """The first of two messages that wait for the first attachment ends the publisher."""
+    clock = Clock()
+    async with client_with(clock) as client:
+        options = ProducerOptions("t", batching_enabled=False, chunking_enabled=True)
+        publisher = await client.publisher(options)
+        assert isinstance(publisher, Publisher)
+        publisher.producer = Owner()
+        publisher.begin()
+        outcomes: list[PulsarException | None] = []
+
+        def first_done(error: PulsarException | None, _: object) -> None:
+            clock.breaks = False
+            outcomes.append(error)
+
+        clock.breaks = True
+        publisher.submit(OutgoingMessage(b"x", -1), 1, first_done)
+        size = 6 << 20
+        publisher.submit(OutgoingMessage(bytes(size), -1), size, lambda it, _: outcomes.append(it))
+        await settle()
+        assert [type(error) for error in outcomes] == [UnknownError] * 2
 
 
 async def test_bug_in_the_handling_of_an_answer_ends_the_session_only(

@@ -60,12 +60,12 @@ class TableRows:
         close the view and raise the error."""
         try:
             await self._read_backlog()
+            work = guarded(self._subscriber, self._follow)
+            self._task = scope.start(work, f"table view of {self._subscriber.topic}")
         except BaseException:
             error = AlreadyClosed("the table view was not created", topic=self._subscriber.topic)
             self._subscriber.shut_down(error)
             raise
-        work = guarded(self._subscriber, self._follow)
-        self._task = scope.start(work, f"table view of {self._subscriber.topic}")
 
     async def _read_backlog(self) -> None:
         """Read each topic up to the message that is its last one when the call begins. The call

@@ -28,7 +28,8 @@ from magnetar.client.errors import (
     Timeout,
     UnknownError,
 )
-from magnetar.client.options import ConsumerOptions, ConsumerType, ProducerOptions
+from magnetar.client.options import ConsumerOptions, ConsumerType, ProducerOptions, TableViewOptions
+from magnetar.client.table_view import TableRows
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -140,6 +141,23 @@ async def test_core_that_cannot_start_its_task_is_not_kept() -> None:
             with pytest.raises(AlreadyClosed):
                 await core.open()
             assert not client.parts.live
+
+
+async def test_table_view_that_cannot_follow_its_topic_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_among() as (client, _):
+        await client.get_topic_partitions("t")  # the client has begun
+        scope = client.parts.scope
+
+        async def end_scope(_: object) -> None:
+            scope.cancel()
+            await settle()
+
+        monkeypatch.setattr(TableRows, "_read_backlog", end_scope)
+        with pytest.raises(AlreadyClosed):
+            await client.table_rows(TableViewOptions("t"))
+        assert not client.parts.live
 
 
 async def test_bug_in_the_close_of_one_session_ends_all_sessions(

@@ -421,7 +421,10 @@ class Publisher:
         messages = sum([entry.reserved for entry, _ in stored])
         self._release(messages, sum([entry.message_bytes for entry, _ in stored]))
         now = self._loop.time()
-        self.counter.messages_stored += messages
+        # `_on_all_chunks` counts the messages in chunks.
+        self.counter.messages_stored += sum(
+            [entry.reserved for entry, _ in stored if not entry.is_chunk]
+        )
         self.counter.latencies_s.extend([now - entry.sent_at for entry, _ in stored])
         partition, topic = self._partition, self.topic
         for entry, entry_id in stored:
@@ -559,7 +562,7 @@ class Publisher:
         except Exception as bug:  # no batch and no queue holds the message: report it here
             self._refuse([done], message_bytes, end_after_bug(self, bug))
             return
-        whole = ChunkedSend(done)
+        whole = ChunkedSend(partial(self._on_all_chunks, done))
         dones = [done] if len(chunks) == 1 else [whole.add() for _ in chunks]
         for index, parts in enumerate(chunks):
             is_last = index == len(chunks) - 1
@@ -577,6 +580,16 @@ class Publisher:
                     is_chunk=len(chunks) > 1,
                 )
             )
+
+    def _on_all_chunks(
+        self, done: Done, error: PulsarException | None, message_id: MessageId | None
+    ) -> None:
+        """Count and report the outcome of a message in chunks: all are stored, or one failed."""
+        if error is None:
+            self.counter.messages_stored += 1
+        else:
+            self.counter.messages_failed += 1
+        done(error, message_id)
 
     @property
     def _chunk_bytes_max(self) -> int:
@@ -697,7 +710,11 @@ class Publisher:
             if self._told < flush.target:
                 flush.error = flush.error or error
         self._told += 1
-        self._tell(entry.dones, entry.reserved, entry.message_bytes, error)
+        if entry.is_chunk:  # `_on_all_chunks` counts the message
+            self._release(entry.reserved, entry.message_bytes)
+            entry.dones[0](error, None)
+        else:
+            self._tell(entry.dones, entry.reserved, entry.message_bytes, error)
 
     def _tell(
         self, dones: list[Done], reserved: int, message_bytes: int, error: PulsarException

@@ -260,6 +260,19 @@ async def test_only_the_refused_message_fails() -> None:
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
 
 
+async def test_message_with_a_refused_chunk_is_counted_as_failed() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)
+        producer = await client.create_producer("t", batching_enabled=False, chunking_enabled=True)
+        with pytest.raises(NotAllowedError, match="scripted"):
+            await producer.send(bytes(MESSAGE_BYTES_MAX + 1))
+        await producer.send(bytes(MESSAGE_BYTES_MAX + 1))
+        stats = producer.get_stats()
+        counts = stats.messages_sent, stats.messages_stored, stats.messages_failed
+        assert counts == (2, 1, 1)
+        assert stats.entries_sent == 4
+
+
 async def test_flush_does_not_wait_for_a_refused_message() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)

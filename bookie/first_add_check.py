@@ -4,13 +4,14 @@ Theory. The bookie admits a ledger's first ordinary add only after a check (`Fir
 ledger must exist, be open, and name this incarnation of this bookie in its last ensemble. The check
 reads the metadata store, which may be slow or unreachable. Other ledgers and other streams must not
 wait for it. So the adds of an unchecked ledger wait here, in the order of their arrival. After the
-check the service offers them to `Admission` again, in steps of SETTLED_BYTES. The first step has
-a turn of the loop for itself; later turns have STEPS_PER_TURN steps. Each step is synchronous. A
-fence that arrived before the step was recorded first, so it stops the adds of the step. A refusal
-is the result for all steps. An OK is used for the first step only: before a later step, the
-collector may have deleted the ledger. Until the last step, the service takes no further frame of
-the streams that sent these adds. So the adds of a ledger keep their order, unless the ledger was
-deleted between two steps and is checked again. Admission and recovery do not need the order.
+check the service offers them to `Admission` again, in steps of SETTLED_BYTES. The first step
+follows the check at once; each later turn of the loop has at most STEPS_PER_TURN steps of a ledger.
+Each step is synchronous. A fence that arrived before the step was recorded first, so it stops the
+adds of the step. A refusal is the result for all steps. An OK is used for the first step only:
+before a later step, the collector may have deleted the ledger. Until the last step, the service
+takes no further frame of the streams that sent these adds. So the adds of a ledger keep their
+order, unless the ledger was deleted between two steps and is checked again. Admission and recovery
+do not need the order.
 
 The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
 "unknown".

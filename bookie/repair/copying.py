@@ -58,7 +58,7 @@ async def copy_entries(
     to `seat`; they must be in one segment. Updates `progress`, also if it raises an error.
 
     Raises EntryUnreadable if no replica returns an entry; `target` then has the entries before it.
-    Raises CopyFailed, too.
+    Raises CopyFailed if `target` does not store them.
     """
     stream = services.pool.copies(target)
     if not await stream.connect(services.config.connect_timeout_s):

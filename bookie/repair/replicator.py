@@ -88,9 +88,14 @@ TROUBLES_MAX: Final = 100_000
 the oldest ledger, and tries this ledger again at once."""
 
 UNREADABLE_MAX: Final = 16
-"""The maximum number of entries that an attempt to rewrite bad copies leaves out because no replica
-can return them. The attempt ends at the next such entry: each of them costs a request to every
-replica."""
+"""The maximum number of entries of one range that an attempt to rewrite bad copies leaves out
+because no replica can return them. The attempt ends the range at the next such entry: each of them
+costs a request to every replica."""
+
+ENTRY_REFUSED: Final = frozenset(
+    {BookieCode.NO_SUCH_LEDGER, BookieCode.NO_SUCH_ENTRY, BookieCode.IO_ERROR, BookieCode.CORRUPT}
+)
+"""The answers of a serving bookie that cannot return an entry."""
 
 TAILS_MAX: Final = 100_000
 """The limit of open ledgers whose grace the replicator measures: 90 MB. At the limit, the grace of
@@ -332,7 +337,7 @@ class Replicator:
                 await self._copy(metadata, step.seat, step.last, step.member, progress)
             except (RepairError, LedgerError) as error:
                 failure = failure or error
-                if _concerns_one_entry(error) and skipped < UNREADABLE_MAX:
+                if _concerns_one_entry(error, step.member.bookie) and skipped < UNREADABLE_MAX:
                     following = error.entry + 1
                     skipped += 1
                 joins = left and left[-1].stop == progress.following
@@ -558,13 +563,18 @@ class Replicator:
         return asyncio.get_running_loop().time()
 
 
-def _concerns_one_entry(error: RepairError | LedgerError) -> TypeGuard[EntryUnreadable]:
-    """Return whether the read of this entry failed at all replicas, at none of them by a timeout.
-    Other entries may be readable in this case."""
+def _concerns_one_entry(
+    error: RepairError | LedgerError, target: str
+) -> TypeGuard[EntryUnreadable]:
+    """Return whether other entries may be readable: no bookie was too slow, and a bookie other than
+    the target refused this entry. Bookies that do not serve at all refuse every entry."""
     return (
         isinstance(error, EntryUnreadable)
         and not error.deleted
         and BookieCode.TIMEOUT not in error.answers.values()
+        and any(
+            bookie != target and code in ENTRY_REFUSED for bookie, code in error.answers.items()
+        )
     )
 
 

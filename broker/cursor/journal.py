@@ -139,7 +139,7 @@ class CursorJournal:
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write
         self._receipts: list[Receipt] = []  # called after the next write
         self._writing: list[Receipt] = []  # called after the write in flight
-        self._is_stored = False  # True: that write is durable, and its receipts are being called
+        self._is_stored = False  # True: `_writing` is durable, and its receipts are being called
         self._restarts: list[_Restart] = []
         self._ledger: CursorLedger | None = None  # None: no ledger is open for writing
         self._newest = max((*topic_log.owned_record.record.cursor_ledgers, LedgerId(-1)))

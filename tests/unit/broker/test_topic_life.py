@@ -174,6 +174,7 @@ async def test_a_deleted_topic_takes_policies_and_subscriptions_along() -> None:
         await settle()
         topic = await here.broker.topic(NAME)
         assert dict(topic.subscriptions) == {}
+        assert topic.policies.effective.message_ttl_s == 0
 
 
 async def test_a_new_topic_gets_no_ledger_id_below_those_of_a_deleted_topic() -> None:
@@ -184,7 +185,6 @@ async def test_a_new_topic_gets_no_ledger_id_below_those_of_a_deleted_topic() ->
         topic = await here.broker.topic(NAME)
         assert isinstance(topic, PersistentTopic)
         assert topic.log.owned_record.record.ledger_min == 1_501
-        assert topic.policies.effective.message_ttl_s == 0
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer"])

@@ -13,6 +13,7 @@ from fakes.repairs import held, lose, metadata_of, payload_of, replicating, writ
 from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.errors import EntryUnreadable
 from magnetar.bookie.repair import replicator
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.plan import sealed, striped
@@ -611,6 +612,24 @@ async def test_a_rewrite_ends_when_too_many_entries_cannot_be_read() -> None:
         async with replicating(nodes):
             await noted(nodes, before.ledger, f"entry {before.ledger}:1 ")
         assert received == list(range(0, 2 * replicator.UNREADABLE_MAX + 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"target": BookieCode.NO_SUCH_ENTRY, "other": BookieCode.IO_ERROR}, True),
+        ({"dead": BookieCode.CONNECTION_LOST, "other": BookieCode.CORRUPT}, True),
+        ({"other": BookieCode.NO_SUCH_ENTRY, "slow": BookieCode.TIMEOUT}, False),
+        ({"target": BookieCode.NO_SUCH_ENTRY, "other": BookieCode.STARTING}, False),
+        ({}, False),
+    ],
+)
+def test_only_an_entry_that_a_serving_bookie_refuses_is_left_out_of_a_rewrite(
+    answers: dict[str, BookieCode], expected: bool
+) -> None:
+    """Otherwise a rewrite would ask bookies that start for one entry after the other."""
+    error = EntryUnreadable(1, 7, answers)
+    assert replicator._concerns_one_entry(error, "target") is expected
 
 
 async def test_t31_a_copy_found_bad_again_while_copies_are_written_is_written_again() -> None:

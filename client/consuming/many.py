@@ -22,6 +22,7 @@ from magnetar.client.errors import (
     OperationNotSupported,
     PulsarException,
     TopicNotFound,
+    UnknownError,
 )
 from magnetar.client.guard import guarded, guarding
 from magnetar.client.message import Message, MessageId
@@ -417,9 +418,12 @@ class ManySubscriber:
 
     def _on_child_failed(self, topic: str, error: PulsarException) -> None:
         """Remove a topic's consumer that ended with `error`: it could not join, failed, or was
-        closed."""
+        closed. After an unexpected exception (guard.py), end the whole consumer."""
         child = self._children.get(topic)
         if child is None or self._failure is not None:
+            return
+        if isinstance(error, UnknownError):  # not from a broker: the client would attach again
+            self.shut_down(error)
             return
         del self._children[topic]
         self._past = self._past.plus(child.stats)

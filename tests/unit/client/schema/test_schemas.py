@@ -7,7 +7,7 @@ import io
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -17,7 +17,7 @@ import pulsar.schema as theirs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 import magnetar.schema as ours
 from magnetar.client.schema import avro_bounds
@@ -185,6 +185,24 @@ class Bad:
 def test_classes_without_an_avro_form_are_refused(cls: Any) -> None:
     with pytest.raises(TypeError):
         ours.JsonSchema(cls)
+
+
+def named_item(kind: type, key: str) -> Any:
+    if kind is Enum:
+        return Enum("Item", key)
+    if kind is BaseModel:
+        return create_model("Item", **{key: (int, ...)})  # type: ignore[call-overload]
+    return make_dataclass("Item", [(key, int)])
+
+
+@pytest.mark.parametrize("kind", [object, BaseModel, Enum], ids=["dataclass", "model", "enum"])
+def test_two_classes_of_one_name_in_a_schema_are_refused(kind: type) -> None:
+    one, other = (named_item(kind, key) for key in "ab")
+    one.__qualname__, other.__qualname__ = "One.Item", "Other.Item"
+    one.__module__, other.__module__ = "m", "n"
+    with pytest.raises(TypeError, match=r"m\.One\.Item and n\.Other\.Item .* rename one"):
+        ours.JsonSchema(make_dataclass("Both", [("x", one), ("y", other)]))
+    ours.JsonSchema(make_dataclass("Same", [("x", one), ("y", one)]))
 
 
 @pytest.mark.parametrize(

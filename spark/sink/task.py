@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.client.asyncio import Client
+from magnetar.client.enums import CompressionType
 from magnetar.client.environment import Environment
 from magnetar.client.errors import ProducerBusy, PulsarException, Timeout, is_retriable
 from magnetar.client.options import ProducerOptions
@@ -182,10 +183,11 @@ class TaskWriter:
                     f" {self._identity.batch}, begins an entry that an earlier attempt has stored"
                     " in part: the batch holds other rows than before, or in another order",
                 )
-            if 0 < send.bytes_max < entry.bytes:
+            sent_bytes = self._sent_bytes_min(entry) if send.bytes_max else 0
+            if sent_bytes > send.bytes_max:
                 raise WriteRefused(
                     entry.target.topic,
-                    f"rows {entry.first_row} to {entry.last_row} have {entry.bytes} bytes; the"
+                    f"rows {entry.first_row} to {entry.last_row} have {sent_bytes} bytes; the"
                     f" topic's limit for a message is {send.bytes_max} bytes",
                 )
         most = self._options.pending_bytes
@@ -196,6 +198,13 @@ class TaskWriter:
         send.publisher.submit_entry(entry.messages, entry.bytes, partial(self._on_outcome, entry))
         if self._failure is not None:
             raise self._failure
+
+    def _sent_bytes_min(self, entry: Entry) -> int:
+        """Return a lower limit of the bytes that the broker compares with the topic's limit. The
+        broker compares the compressed payload, and refuses the entries that pass here."""
+        if self._options.compression is not CompressionType.NONE:
+            return 0
+        return sum(len(message.payload) for message in entry.messages)
 
     async def _open(self, target: Target) -> _Send:
         """Attach a producer, and find out which entries an earlier attempt has stored."""

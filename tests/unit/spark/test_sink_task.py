@@ -286,6 +286,15 @@ async def test_a_low_limit_of_pending_bytes_loses_no_message() -> None:
         assert await it.stored() == list(range(20_000))
 
 
+async def test_an_entry_that_the_topic_accepts_as_it_is_sent_is_not_refused() -> None:
+    async with world() as it:
+        await it.write([0])
+        (await it.admin.post(LIMIT, json=1_000)).raise_for_status()
+        await it.write([1], batch=1, bytes_max=1_000, width=1_000)  # exactly the limit
+        await it.write([2], batch=2, bytes_max=1_000, width=5_000, compression="zlib")
+        assert await it.stored() == [0, 1, 2]
+
+
 async def test_with_dedup_an_entry_over_the_topics_limit_ends_the_task_before_it_is_sent() -> None:
     async with world() as it:
         with pytest.raises(SparkError, match=r"rows 0 to 0 have .* limit for a message is 100"):

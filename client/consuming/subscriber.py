@@ -111,6 +111,8 @@ class Subscriber:
         self._task: asyncio.Task[None] | None = None  # None: not opened
         self._connection: Connection | None = None  # None: not attached
         self._consumer_id = 0
+        self._answered = asyncio.Event()  # not set: a request to subscribe has no answer yet
+        self._answered.set()
         self._opener = PayloadOpener(subscription.key_reader)
         self._permits = Permits(subscription.queue_messages_max)
         tracker = AckTracker(batch_indexes=subscription.batch_indexes)
@@ -473,16 +475,26 @@ class Subscriber:
 
     async def unsubscribe(self) -> None:
         """Delete the subscription and close the consumer."""
-        command = pb.CommandUnsubscribe()
-        while True:
-            await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
-            if self._connection is None or self._consumer_id == command.consumer_id:
-                break
-            # The consumer attached again before the answer came, perhaps to a new subscription.
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                await self._delete_subscription()
+        except TimeoutError:
+            raise Timeout("the broker did not answer: unsubscribe", topic=self.topic) from None
         self._acks.on_unsubscribed()
         error = AlreadyClosed("the consumer was unsubscribed", topic=self.topic)
         self._detach(error)
         self.shut_down(error)
+
+    async def _delete_subscription(self) -> None:
+        """Delete the subscription, also if the next broker creates it again before the answer."""
+        command = pb.CommandUnsubscribe()
+        while True:
+            await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
+            while not self._answered.is_set():  # the consumer is attaching again
+                await self._answered.wait()
+                self.check_open()
+            if self._connection is None or self._consumer_id == command.consumer_id:
+                return
 
     async def drain(self) -> None:
         """Ask the broker to send no more messages, and wait until the user has acknowledged all
@@ -595,6 +607,7 @@ class Subscriber:
         self._active = None
         self._uncompressed_bytes_max = connection.uncompressed_bytes_max
         connection.add_consumer(consumer_id, self)
+        self._answered.clear()
         try:
             await connection.request(
                 self._subscribe_command(connection, consumer_id), pb.CommandSuccess
@@ -608,6 +621,8 @@ class Subscriber:
             if isinstance(error, TopicNotFound) and self.subscription.decoder is not None:
                 self.subscription.decoder.forget(self.topic)
             raise
+        finally:
+            self._answered.set()
         if self._start is not start and not self.subscription.is_durable:
             _let_go(connection, consumer_id)
             reason = "the seek failed while the reader attached; the reader returns to its place"

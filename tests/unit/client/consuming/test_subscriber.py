@@ -558,12 +558,20 @@ async def test_unsubscribe_deletes_the_subscription_and_closes_the_consumer() ->
             await consumer.unsubscribe()
 
 
-async def test_late_answer_to_unsubscribe_leaves_no_subscription_at_the_next_broker() -> None:
-    """The first broker deletes the subscription, hands the topic over, and then answers."""
+@pytest.mark.parametrize("attached", [True, False])
+async def test_late_answer_to_unsubscribe_leaves_no_subscription_at_the_next_broker(
+    attached: bool,
+) -> None:
+    """The first broker deletes the subscription, hands the topic over, and then answers.
+
+    `attached`: the next broker has answered the request to subscribe before.
+    """
     async with client_among() as (client, cluster):
         consumer = await client.subscribe("t", "s", SHARED)
-        broker = cluster.brokers[A]
+        broker, following = cluster.brokers[A], cluster.brokers[B]
         broker.script(pb.CommandUnsubscribe, None)
+        if not attached:
+            following.script(pb.CommandSubscribe, None)
         async with asyncio.TaskGroup() as group:
             group.create_task(consumer.unsubscribe())
             await settle()
@@ -573,11 +581,44 @@ async def test_late_answer_to_unsubscribe_leaves_no_subscription_at_the_next_bro
             del cluster.topic(TOPIC).subscriptions["s"]
             session.send(pb.CommandCloseConsumer(consumer_id=asked.consumer_id, request_id=UNASKED))
             await asyncio.sleep(5)
-            assert len(cluster.brokers[B].commands(pb.CommandSubscribe)) == 1
+            (subscribe,) = following.commands(pb.CommandSubscribe)
             session.send(pb.CommandSuccess(request_id=asked.request_id))
+            await settle()
+            if not attached:
+                (session,) = [one for one in following.sessions if subscribe in one.commands]
+                session.handle(subscribe, None)
         await settle()
         assert not cluster.topic(TOPIC).subscriptions
-        assert not any(one.consumers for one in cluster.brokers[B].sessions)
+        assert not any(one.consumers for one in following.sessions)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_late_answer_to_unsubscribe_is_no_success_while_the_next_broker_is_silent(
+    closed: bool,
+) -> None:
+    async with client_among(operation_timeout_seconds=10) as (client, cluster):
+        consumer = await client.subscribe("t", "s", SHARED)
+        broker = cluster.brokers[A]
+        broker.script(pb.CommandUnsubscribe, None)
+        cluster.brokers[B].script(pb.CommandSubscribe, None)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        asking = loop.create_task(consumer.unsubscribe())
+        await settle()
+        (asked,) = broker.commands(pb.CommandUnsubscribe)
+        (session,) = [one for one in broker.sessions if asked in one.commands]
+        cluster.take_over(B)
+        session.send(pb.CommandCloseConsumer(consumer_id=asked.consumer_id, request_id=UNASKED))
+        await asyncio.sleep(5)
+        assert len(cluster.brokers[B].commands(pb.CommandSubscribe)) == 1
+        session.send(pb.CommandSuccess(request_id=asked.request_id))
+        await settle()
+        assert not asking.done()
+        if closed:
+            await consumer.close()
+        with pytest.raises(AlreadyClosed if closed else Timeout):
+            await asking
+        assert loop.time() - began == pytest.approx(5 if closed else 10, abs=0.1)
 
 
 async def test_a_second_consumer_of_an_exclusive_subscription_is_refused() -> None:

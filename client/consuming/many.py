@@ -9,6 +9,7 @@ deleted topics.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -112,6 +113,8 @@ class ManySubscriber:
         self._wanted: set[str] = set()  # the topics that the source reports
         self._failed: dict[str, PulsarException] = {}  # wanted topics whose consumers ended
         self._follower: asyncio.Task[None] | None = None  # None: not opened
+        self._unsubscribing = 0  # the calls of `unsubscribe` under way
+        self._has_deleted = False  # an `unsubscribe` that failed has deleted some subscriptions
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self._over = asyncio.Event()
         # Divides the queue anew. None: no division is due.
@@ -304,13 +307,19 @@ class ManySubscriber:
         """
         self.check_open()
         self._stop_following()
+        self._unsubscribing += 1
         children = self.cores
         try:
             await together(child.unsubscribe() for child in children)
         except BaseException:
-            if self._failure is None and self.cores == children:
-                self._follow()
+            self._has_deleted = self._has_deleted or self.cores != children
+            is_last = self._unsubscribing == 1
+            if is_last and self._failure is None and not self._has_deleted:
+                with suppress(AlreadyClosed):  # the client ends
+                    self._follow()
             raise
+        finally:
+            self._unsubscribing -= 1
         self.shut_down(AlreadyClosed("the consumer was unsubscribed", topic=self.topic))
 
     async def drain(self) -> None:

@@ -576,6 +576,60 @@ async def test_consumer_joins_partitions_unless_its_unsubscribe_deleted_subscrip
         assert joined == ([0] if refusals == 1 else [0, 1, 2])
 
 
+async def test_consumer_follows_its_topics_once_after_the_last_unsubscribe_was_refused() -> None:
+    async with client_among(partitions_update_s=10) as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s")
+        broker = cluster.brokers[A]
+        broker.script(pb.CommandUnsubscribe, *[None] * 4)
+        calls = [asyncio.get_running_loop().create_task(consumer.unsubscribe()) for _ in range(2)]
+        await settle()
+        asked = broker.commands(pb.CommandUnsubscribe)
+        assert len(asked) == 4
+        (session,) = [one for one in broker.sessions if asked[0] in one.commands]
+        for call, commands, following in ((calls[0], asked[:2], 0), (calls[1], asked[2:], 1)):
+            for command in commands:
+                session.error(command, pb.ConsumerBusy, "busy")
+            with pytest.raises(ConsumerBusy):
+                await call
+            await settle()
+            assert len(followers()) == following
+        await consumer.close()
+        await settle()
+        assert not followers()
+
+
+def followers() -> list[asyncio.Task[Any]]:
+    """The tasks that follow the topics of a consumer."""
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith("topics of ")]
+
+
+async def test_consumer_stays_away_from_new_topics_after_it_deleted_a_subscription() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s")
+        for _ in range(2):  # the first call deletes the subscription of the other partition
+            cluster.topic(part(0)).unsubscribe_errors.append(pb.ConsumerBusy)
+            with pytest.raises(ConsumerBusy):
+                await consumer.unsubscribe()
+        assert not followers()
+
+
+async def test_cancelled_unsubscribe_stays_cancelled_while_the_client_ends() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s")
+        cluster.brokers[A].script(pb.CommandUnsubscribe, None, None)
+        core = consumer._subscriber
+        assert isinstance(core, ManySubscriber)
+        call = asyncio.get_running_loop().create_task(core.unsubscribe())
+        await settle()
+        core._parts.scope.cancel()
+        call.cancel()
+        await asyncio.wait({call})
+        assert call.cancelled()
+
+
 async def test_async_for_ends_with_the_consumer() -> None:
     async with client_among() as (client, cluster):
         cluster.partitions[TOPIC] = 2

@@ -36,6 +36,9 @@ RETURNED_MAX: Final = 1_000
 """The maximum of messages given up for redelivery that the buffer remembers. Later chunks of these
 messages are redelivered, too."""
 
+ENDED_MAX: Final = 1_000
+"""The maximum of invalid messages that the buffer remembers, for their later chunks."""
+
 CHUNKS_MAX: Final = 100_000
 """Entries of one chunked message, including those that its producer sent twice."""
 
@@ -65,6 +68,17 @@ class Returned:
     chunk again, too."""
 
     key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A chunk arrived after its message was given up because it is invalid. The client does with
+    the chunk what it did with the others."""
+
+    key: Key
+
+
+Outcome = Assembled | GivenUp | Returned | Late
 
 
 @dataclass(slots=True)
@@ -98,6 +112,7 @@ class ChunkBuffer:
         self._heard_at: dict[str, float] = {}
         # uuid of a message that was given up for redelivery -> its later chunks so far
         self._returned: dict[str, set[Key]] = {}
+        self._ended: dict[str, None] = {}  # uuids of invalid messages, which were given up
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -112,25 +127,26 @@ class ChunkBuffer:
         """The first chunks of the begun messages that are not broken."""
         return [begun.first for begun in self._begun.values() if not begun.is_broken]
 
-    def on_chunk(
-        self, key: Key, chunk: Chunk, payload: bytes, now: float
-    ) -> list[Assembled | GivenUp | Returned]:
-        """Add a chunk. Returns at most one Assembled or Returned, and the messages that were given
-        up."""
+    def on_chunk(self, key: Key, chunk: Chunk, payload: bytes, now: float) -> list[Outcome]:
+        """Add a chunk. Returns at most one Assembled, Returned or Late, and the messages that were
+        given up."""
         begun = self._begun.get(chunk.uuid)
         if begun is None:
             returned = self._returned.get(chunk.uuid)
             if returned is not None and chunk.index and key not in returned:
                 returned.add(key)
                 return [Returned(key)]
+            if chunk.index and chunk.uuid in self._ended:
+                return [Late(key)]
             self._returned.pop(chunk.uuid, None)
+            self._ended.pop(chunk.uuid, None)
             begun = self._begun[chunk.uuid] = _Begun(chunk, is_broken=chunk.index > 0)
         self._heard_at.pop(chunk.uuid, None)
         self._heard_at[chunk.uuid] = now
         if chunk.total_bytes > CHUNKED_MESSAGE_BYTES_MAX:
-            return [self._give_up(chunk.uuid, "it is too large", acknowledge=True, last=key)]
+            return [self._end(chunk.uuid, "it is too large", last=key)]
         if len(begun.keys) >= CHUNKS_MAX:
-            return [self._give_up(chunk.uuid, "it has too many chunks", acknowledge=True, last=key)]
+            return [self._end(chunk.uuid, "it has too many chunks", last=key)]
         if key == begun.last or (chunk.index and key in begun.keys):
             return []  # delivered twice: the buffer handled the first delivery
         if chunk.index == 0:
@@ -149,11 +165,11 @@ class ChunkBuffer:
         begun.size += len(payload)
         self._bytes += len(payload)
         if begun.size > chunk.total_bytes:
-            return [self._give_up(chunk.uuid, "its size is wrong", acknowledge=True)]
+            return [self._end(chunk.uuid, "its size is wrong")]
         if chunk.index < chunk.count - 1:
             return self._over_limit(chunk.uuid)
         if begun.size != chunk.total_bytes:
-            return [self._give_up(chunk.uuid, "its size is wrong", acknowledge=True)]
+            return [self._end(chunk.uuid, "its size is wrong")]
         self._forget(chunk.uuid)
         return [Assembled(tuple(begun.keys), begun.first, b"".join(begun.pieces))]
 
@@ -176,6 +192,7 @@ class ChunkBuffer:
         self._begun.clear()
         self._heard_at.clear()
         self._returned.clear()
+        self._ended.clear()
         self._bytes = 0
 
     def check(self) -> None:
@@ -183,6 +200,8 @@ class ChunkBuffer:
         assert self._begun.keys() == self._heard_at.keys()
         assert len(self._returned) <= RETURNED_MAX
         assert self._begun.keys().isdisjoint(self._returned)
+        assert len(self._ended) <= ENDED_MAX
+        assert self._begun.keys().isdisjoint(self._ended)
         assert list(self._heard_at.values()) == sorted(self._heard_at.values())
         assert self._bytes <= CHUNKED_BYTES_MAX or len(self._begun) == 1
         assert self._bytes == sum(begun.size for begun in self._begun.values())
@@ -202,8 +221,8 @@ class ChunkBuffer:
         begun.size = 0
         begun.is_broken = True
 
-    def _over_limit(self, newest: str) -> list[Assembled | GivenUp | Returned]:
-        given_up: list[Assembled | GivenUp | Returned] = []
+    def _over_limit(self, newest: str) -> list[Outcome]:
+        given_up: list[Outcome] = []
         while len(self._begun) > self._messages_max or (
             self._bytes > CHUNKED_BYTES_MAX and len(self._begun) > 1
         ):
@@ -215,6 +234,13 @@ class ChunkBuffer:
                 if len(self._returned) > RETURNED_MAX:
                     del self._returned[next(iter(self._returned))]
         return given_up
+
+    def _end(self, uuid: str, reason: str, last: Key | None = None) -> GivenUp:
+        """Give an invalid message up, and remember this for its later chunks."""
+        self._ended[uuid] = None
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+        return self._give_up(uuid, reason, acknowledge=True, last=last)
 
     def _give_up(
         self, uuid: str, reason: str, *, acknowledge: bool, last: Key | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from magnetar.client.cipher import PayloadOpener, context_of
 from magnetar.client.consuming.acknowledger import Acknowledger
 from magnetar.client.consuming.acks import AckTracker
-from magnetar.client.consuming.chunks import ChunkBuffer, GivenUp, Returned
+from magnetar.client.consuming.chunks import ChunkBuffer, GivenUp, Late, Returned
 from magnetar.client.consuming.dead_letters import DeadLetters
 from magnetar.client.consuming.delivery import (
     corrupt_message,
@@ -914,6 +914,11 @@ class Subscriber:
                 continue
             if isinstance(outcome, GivenUp):
                 self._on_given_up(outcome)
+                continue
+            if isinstance(outcome, Late):
+                if not self.subscription.fails_on_corrupt:  # see _on_given_up
+                    self._dropped = max(self._dropped, outcome.key)
+                    self._acks.acknowledge_entries((outcome.key,))
                 continue
             limit = max(self._uncompressed_bytes_max, UNCOMPRESSED_FACTOR * len(outcome.payload))
             try:

@@ -8,6 +8,7 @@ from magnetar.client.consuming.chunks import (
     Assembled,
     ChunkBuffer,
     GivenUp,
+    Late,
     Returned,
 )
 from magnetar.protos.entry import Chunk
@@ -134,6 +135,20 @@ def test_messages_with_false_sizes_are_given_up() -> None:
     huge = chunk(0, total=CHUNKED_MESSAGE_BYTES_MAX + 1)
     assert isinstance(machine.on_chunk((3, 0), huge, b"x", 0.0)[0], GivenUp)
     assert len(machine) == 0
+
+
+def test_an_invalid_message_is_given_up_once() -> None:
+    machine = buffer()
+    for ledger, total in ((1, CHUNKED_MESSAGE_BYTES_MAX + 1), (2, 0)):
+        [lost] = machine.on_chunk((ledger, 0), chunk(0, total=total), b"x", 0.0)
+        assert isinstance(lost, GivenUp)
+        for index in (1, 2):
+            key = (ledger, index)
+            assert machine.on_chunk(key, chunk(index, total=total), b"x", 0.0) == [Late(key)]
+        machine.check()
+    assert machine.expire(100.0) == []
+    assert machine.on_chunk((3, 0), chunk(0), b"x", 0.0) == [], "the uuid is used again"
+    machine.check()
 
 
 STEP = st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 30))

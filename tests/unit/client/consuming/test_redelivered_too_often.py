@@ -19,6 +19,7 @@ from fakes.client_world import (
 )
 from support import settle
 
+from magnetar.client.consuming import chunks
 from magnetar.client.consuming.dead_letters import MOVING_BYTES_MAX, MOVING_MAX, DeadLetters
 from magnetar.client.consuming.letter_producer import LetterProducer
 from magnetar.client.consuming.letter_schemas import LetterSchemas
@@ -254,6 +255,28 @@ async def test_an_incomplete_chunked_message_is_acknowledged_or_fails_a_receive(
         assert consumer.get_stats().chunked_given_up == 1
         await consumer.close()
         assert bool(subscription(cluster).unacked) is fails
+
+
+@pytest.mark.parametrize("action", ConsumerDecodeFailureAction)
+async def test_a_chunked_message_that_is_too_large_is_given_up_once(
+    monkeypatch: pytest.MonkeyPatch, action: ConsumerDecodeFailureAction
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNKED_MESSAGE_BYTES_MAX", 8)
+    header, message = EntryHeader("p", 1), OutgoingMessage(b"123456789", 1)
+    async with client_among() as (client, cluster):
+        for parts in encode_chunks(message, header, uuid="u", chunk_bytes_max=3):
+            cluster.topic(TOPIC).append(b"".join(parts))
+        consumer = await client.subscribe(
+            "t", "s", SHARED, initial_position=EARLIEST, decode_failure_action=action
+        )
+        fails = action is ConsumerDecodeFailureAction.FAIL
+        if fails:
+            with pytest.raises(InvalidMessage, match="too large"):
+                await consumer.receive(5000)
+        await expect_none(consumer)
+        assert consumer.get_stats().chunked_given_up == 1
+        await consumer.close()
+        assert len(subscription(cluster).unacked) == (3 if fails else 0)
 
 
 async def test_a_corrupt_message_of_many_chunks_is_reported_in_commands_within_the_limit() -> None:

@@ -164,6 +164,7 @@ class Subscriber:
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self.is_closing = False  # `close` was called
         self._over = asyncio.Event()
+        self._gone = asyncio.Event()  # set during a goodbye: the broker has closed the consumer
         # The time when the timer is due, and its handle. uvloop returns a handle without a time for
         # a timer that is due within half a millisecond.
         self._timer: tuple[float, asyncio.Handle] | None = None
@@ -1122,6 +1123,7 @@ class Subscriber:
         log.info("consumer detached", topic=self.topic, reason=str(error))
         self._connection.remove_consumer(self._consumer_id)
         self._connection = None
+        self._gone.set()
         self._clear_queue()
         if self.subscription.is_durable and not self._seeking:
             self._start = None  # the broker knows where the subscription is
@@ -1201,9 +1203,11 @@ class Subscriber:
             self._task.cancel()  # the consumer must not attach again during the wait
         if self._connection is None:
             return
+        self._gone.clear()
         command = pb.CommandCloseConsumer(consumer_id=self._consumer_id)
-        with suppress(PulsarException):  # the broker is gone, or no longer knows the consumer
-            await self._connection.request(command, pb.CommandSuccess)
+        # An error, too, ends the wait: the broker is gone, or no longer knows the consumer.
+        self._connection.ask(command, lambda _: self._gone.set())
+        await self._gone.wait()
         self._detach(AlreadyClosed("the consumer was closed", topic=self.topic))
 
 

@@ -10,7 +10,7 @@ methods on the event loop only.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -130,7 +130,7 @@ class Publisher:
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
-        self._flushes: list[_Flush] = []  # the calls of flush() that wait or were just settled
+        self._flushes: OrderedDict[_Flush, None] = OrderedDict()  # the calls of flush() that wait
         self._told = 0  # the number of entries whose outcome was reported
         # The error for the next flush: the first one, since the last flush, of a message that did
         # not become an entry, or the error of a cancelled flush. None: no such error.
@@ -242,26 +242,26 @@ class Publisher:
         self.seal()
         refused, self._refused = self._refused, None
         if self._pending.reported < self._pending.appended:
-            flush = _Flush(self._pending.appended, self._loop.create_future(), refused)
-            self._flushes.append(flush)
+            flush = _Flush(self._pending.appended, self._loop.create_future())
+            if refused is not None:
+                flush.fail(_FlushError(refused))
+            self._flushes[flush] = None
             try:
                 await flush.done
             except asyncio.CancelledError:  # leave the error to another call of flush()
-                if not flush.is_raised and not self._flushes_with(flush.error, besides=flush):
-                    self._refused = flush.error or self._refused
+                if flush.failure is not None and flush.failure.is_lost_with_one:
+                    self._refused = flush.failure.error
                 raise
-            except PulsarException as error:
-                for other in self._flushes_with(error, besides=flush):
-                    other.is_raised = True
+            except PulsarException:
+                assert flush.failure is not None
+                flush.failure.is_raised = True
                 raise
             finally:
-                self._flushes.remove(flush)
+                self._flushes.pop(flush, None)  # only a cancelled call is still there
+                if flush.failure is not None:
+                    flush.failure.flushes -= 1
         elif refused is not None:
             raise refused
-
-    def _flushes_with(self, error: PulsarException | None, *, besides: _Flush) -> list[_Flush]:
-        """Return the other calls under way that raise this error."""
-        return [one for one in self._flushes if one is not besides and one.error is error]
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
         """Return the version of a schema on the topic. The broker adds the schema if the topic does
@@ -706,9 +706,10 @@ class Publisher:
         self.producer.on_burst_end()
 
     def _report(self, entry: PendingEntry, error: PulsarException) -> None:
+        failure = _FlushError(error)
         for flush in self._flushes:
-            if self._told < flush.target:
-                flush.error = flush.error or error
+            if self._told < flush.target and flush.failure is None:
+                flush.fail(failure)
         self._told += 1
         if entry.is_chunk:  # `_on_all_chunks` counts the message
             self._release(entry.reserved, entry.message_bytes)
@@ -756,15 +757,17 @@ class Publisher:
         self.on_frame_end()
 
     def _settle_flushes(self) -> None:
-        for flush in self._flushes:
+        while self._flushes:
+            flush = next(iter(self._flushes))
             if flush.target > self._pending.reported:
                 return
-            if flush.done.done():  # settled before, or the call of flush() was cancelled
+            del self._flushes[flush]
+            if flush.done.done():  # the call of flush() was cancelled
                 continue
-            if flush.error is None:
+            if flush.failure is None:
                 flush.done.set_result(None)
             else:
-                flush.done.set_exception(flush.error)
+                flush.done.set_exception(flush.failure.error)
 
     # Attaching
 
@@ -858,8 +861,25 @@ class _Flush:
 
     target: int
     done: asyncio.Future[None]
-    error: PulsarException | None = None  # None: all entries so far were stored
-    is_raised: bool = False  # another call has raised `error`
+    failure: _FlushError | None = None  # None: all entries so far were stored
+
+    def fail(self, failure: _FlushError) -> None:
+        self.failure = failure
+        failure.flushes += 1
+
+
+@dataclass(slots=True, eq=False)
+class _FlushError:
+    """An error of calls of flush(). All calls that fail with it share this object."""
+
+    error: PulsarException
+    flushes: int = 0  # the calls under way
+    is_raised: bool = False  # a call has raised the error
+
+    @property
+    def is_lost_with_one(self) -> bool:
+        """Return whether nobody gets the error if the only call under way does not raise it."""
+        return self.flushes == 1 and not self.is_raised
 
 
 def _builder(options: ProducerOptions) -> BatchBuilder | None:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.catalog.reserved import is_heartbeat, is_system
-from magnetar.broker.errors import IsPartitioned, ReservedName, TopicExists, TopicNotFound
+from magnetar.broker.errors import (
+    IsPartitioned,
+    ReservedName,
+    TopicDeleted,
+    TopicExists,
+    TopicNotFound,
+)
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_topic
 from magnetar.protos.names import Domain, TopicName
@@ -89,13 +95,11 @@ class Catalog:
         """Return the number of partitions of the topic; 0: it is not partitioned. If the topic does
         not exist, and the policies create topics with partitions, create it (only if `create`).
 
-        Raises TopicNotFound, and the errors of `require_creatable`.
+        Raises TopicNotFound, TopicDeleted (only if `create`; another attempt may create the topic),
+        and the errors of `require_creatable`.
         """
-        record = await self.partitioned.find(name)
-        if record is not None:
-            if record.deleting:
-                raise TopicNotFound(str(name))
-            return record.partitions
+        if found := await self._recorded_partitions(name):
+            return found
         if name.partition is not None or await self.exists(name):
             if name.partition is not None and not await self.exists(name):
                 await self.require_creatable(name, by_user=False)
@@ -108,9 +112,24 @@ class Catalog:
             count = min(count, self.partitioned.partitions_max)
             try:
                 await self.partitioned.create(name, count)
-            except TopicExists:  # another request created this topic, or one without partitions
-                return await self.partitions_of(name, create=False)
+            except TopicExists as error:
+                # Another request created this topic, or a topic without partitions has a record.
+                if found := await self._recorded_partitions(name):
+                    return found
+                if not await self.exists(name):
+                    raise TopicDeleted(str(name)) from error
+                return 0
         return count
+
+    async def _recorded_partitions(self, name: TopicName) -> int:
+        """Return the number of partitions in the topic's record; 0: the topic is not partitioned.
+        Raises TopicNotFound if the partitioned topic is being deleted."""
+        record = await self.partitioned.find(name)
+        if record is None:
+            return 0
+        if record.deleting:
+            raise TopicNotFound(str(name))
+        return record.partitions
 
     def _creation_of(self, name: TopicName) -> AutoTopicCreation:
         return self._policies.policies_of_namespace(name.namespace_name).auto_topic_creation

@@ -15,6 +15,7 @@ from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.session.watchers import LIST_BYTES_MAX, WATCHERS_MAX, _Watcher
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.model import TopicRecord
 from magnetar.metadata.policies import AutoTopicCreation, NamespaceRecord, Policies
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
@@ -216,6 +217,21 @@ async def test_another_request_creates_the_topic_during_the_automatic_creation(
             assert (answer.response, answer.error) == (answer.Failed, pb.TopicNotFound)
         else:
             assert (answer.response, answer.partitions) == (answer.Success, 2)
+
+
+async def test_a_client_may_try_again_to_create_a_topic_that_is_being_deleted() -> None:
+    """The topic has no partitions. The new topic gets partitions by policy."""
+    path = paths.topic("public", "default", "persistent", "t")
+    record = TopicRecord(3, incarnation="1" * 32, deleted=True)
+    async with place() as here:
+        client = await here.client()
+        await allow(here, True, 3)
+        version = await here.store.put(path, codec.encode_topic(record), expected=-1)
+        answer = await partitions_of(client, "t")
+        assert (answer.response, answer.error) == (answer.Failed, pb.ServiceNotReady)
+        await here.store.delete(path, expected=version)
+        answer = await partitions_of(client, "t")
+        assert (answer.response, answer.partitions) == (answer.Success, 3)
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "not asked"])

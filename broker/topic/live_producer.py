@@ -37,7 +37,8 @@ log = get_logger(__name__)
 
 class Cap:
     """Limits the non-persistent entries that each connection has under way. An entry is under way
-    from the step in which it is read until the next step of the loop."""
+    from the step in which it is read until the next step of the loop, even if it is queued for
+    longer (live_delivery.py)."""
 
     def __init__(self, per_connection: int, call_soon: CallSoon) -> None:
         self._per_connection = per_connection

@@ -73,6 +73,7 @@ from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.awake import Awake
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.on_demand import spawner
 from magnetar.runtime.steps import StepMeter
 from magnetar.runtime.supervise import Backoff, is_operating_error, supervise
 from magnetar.runtime.turns import Turns
@@ -257,7 +258,7 @@ class Broker:
         self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)
         self._topics: dict[TopicName, _Served] = {}
         self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
-        self._failed: dict[TopicName, Topic] = {}  # the topics to be closed
+        self._failed: dict[TopicName, ServedTopic] = {}  # the topics to be closed
         self._failing = asyncio.Event()
         self._deduplication = deduplication
         self._key_shared = key_shared
@@ -707,6 +708,9 @@ class Broker:
             next_name=self._names.next,
             cap=self._cap,
             on_idle=self._on_idle,
+            on_failed=self._on_failed,
+            spawn=spawner(self._tasks),
+            guard=partial(self._guard, name),
             message_bytes_max=self.message_bytes_max,
             failover=self._failover,
             key_shared=self._key_shared,
@@ -799,7 +803,7 @@ class Broker:
     def _guard(self, name: TopicName, on_failure: Callable[[Exception], None]) -> Guard:
         return Guard(str(name), failures=self.failures, steps=self.steps, on_failure=on_failure)
 
-    def _on_failed(self, topic: Topic, error: BrokerError) -> None:
+    def _on_failed(self, topic: ServedTopic, error: BrokerError) -> None:
         log.warning("topic failed", topic=str(topic.name), error=str(error))
         served = self._topics.get(topic.name)
         if isinstance(error, TopicFailed):
@@ -824,7 +828,7 @@ class Broker:
         names: Collection[TopicName],
         reason: CloseReason,
         *,
-        only: Mapping[TopicName, Topic] | None = None,
+        only: Mapping[TopicName, ServedTopic] | None = None,
     ) -> None:
         """Close the topics concurrently. A call with more than CLOSES_PER_TURN names begins at most
         CLOSES_PER_TURN closes in one turn of the event loop, and takes turns with other such calls.
@@ -837,7 +841,7 @@ class Broker:
                 group.create_task(self._close(name, reason, only=one))
 
     async def _close(
-        self, name: TopicName, reason: CloseReason, *, only: Topic | None = None
+        self, name: TopicName, reason: CloseReason, *, only: ServedTopic | None = None
     ) -> None:
         """Close the topic of this name. `only`: close it only if it is this object. After a topic
         has failed, a request may already have opened the topic again."""

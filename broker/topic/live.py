@@ -6,14 +6,17 @@ The session reads a publish. In the same step of the event loop, the publish pas
 subscription drops and counts a message that it cannot deliver (no consumer, no permits, a
 connection that is not writable).
 
-The topic has no record and no task. When no client has used the topic for IDLE_S, it calls
-`on_idle`, and the broker closes it. Its durable subscriptions, which hold no messages, end with it.
+The topic has no record, and a task only while entries are queued. After an unexpected exception in
+the task (guard.py), the topic calls `on_failed`, and the broker closes it. When no client has used
+the topic for IDLE_S, it calls `on_idle`, and the broker closes it. Its durable subscriptions, which
+hold no messages, end with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, Candidates, FailoverRules
@@ -25,7 +28,9 @@ from magnetar.broker.errors import (
     ProducerBusy,
     SubscriptionNotFound,
     TopicClosing,
+    TopicFailed,
 )
+from magnetar.broker.guard import Guard
 from magnetar.broker.topic.consumer_admission import ConsumerAdmission, require_name
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.broker.topic.description import describe_all
@@ -45,8 +50,9 @@ from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
+    from magnetar.broker.errors import BrokerError
     from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
@@ -61,6 +67,7 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.live_producer import Cap
     from magnetar.protos.names import TopicName
     from magnetar.runtime.clock import Clock
+    from magnetar.runtime.on_demand import Spawn
 
 IDLE_S: Final = 60.0
 """The time in seconds without clients after which the topic ends. A client that reconnects within
@@ -83,14 +90,17 @@ class NonPersistentTopic:
         next_name: Callable[[], str],
         cap: Cap,
         on_idle: Callable[[TopicName], None],
+        on_failed: Callable[[NonPersistentTopic, BrokerError], None],
+        spawn: Spawn,
+        guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
         limits: Limits | None = None,
         key_shared: KeySharedSettings | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         failover: FailoverRules = FAILOVER_DEFAULTS,
         turns: Turns | None = None,
     ) -> None:
-        """`turns`: the turns of the broker's long computations. None: the topic has turns of its
-        own."""
+        """`guard` makes the guard of the topic; None: it catches nothing. `turns`: the turns of the
+        broker's long computations. None: the topic has turns of its own."""
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.producers: dict[str, LiveProducer] = {}
@@ -101,6 +111,9 @@ class NonPersistentTopic:
         self._next_name = next_name
         self._cap = cap
         self._on_idle = on_idle
+        self._on_failed = on_failed
+        self._spawn = spawn
+        self._guard = Guard(str(name)) if guard is None else guard(self._on_bug)
         self._limits = limits or Limits()
         self._failover = failover
         self._key_shared = key_shared
@@ -118,7 +131,7 @@ class NonPersistentTopic:
                 self._rate,
             ]
         )
-        self._delivery = LiveDelivery(self.subscriptions)
+        self._delivery = LiveDelivery(self.subscriptions, self._turns, self._spawn_guarded, of=name)
         self._removed = (0, 0)  # delivered by subscriptions that are gone
         self._dropped = 0  # messages dropped by producers and subscriptions that are gone
         self._idle_timer: asyncio.TimerHandle | None = None  # None: the topic is in use
@@ -182,6 +195,15 @@ class NonPersistentTopic:
         size = sum([len(entry.view.data) for entry in entries])
         self.published.count(sum([entry.messages for entry in entries]), size, now)
         self._delivery.deliver(entries, now)
+
+    def _spawn_guarded(
+        self, run: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> asyncio.Task[None] | None:
+        return self._spawn(partial(self._guard.run, "task", run), name)
+
+    def _on_bug(self, error: Exception) -> None:
+        if not self.closed:
+            self._on_failed(self, TopicFailed(str(self.name), error))
 
     def _on_left(self, producer: LiveProducer) -> None:
         del self.producers[producer.name]
@@ -252,10 +274,12 @@ class NonPersistentTopic:
                 str(self.name), self.name.partition, self._failover.non_partitioned
             ),
         )
+        self._delivery.on_changed()
 
     def _forget(self, subscription: LiveSubscription) -> None:
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
+            self._delivery.on_changed()
             messages, size = self._removed
             delivered = subscription.delivered
             self._removed = messages + delivered.messages, size + delivered.bytes

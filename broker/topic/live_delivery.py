@@ -1,11 +1,15 @@
 """Delivers the entries of a non-persistent topic to its subscriptions.
 
 With at most SUBSCRIPTIONS_PER_STEP subscriptions, the topic delivers in the step of the publish.
-With more subscriptions it queues the entries, and delivers them in several steps of the event loop,
-for about STEP_US each. Every subscription gets the entries in the order of the publishes.
+With more subscriptions it queues the entries, and a task delivers them in several steps of the
+event loop, for about STEP_US each. Each step takes a turn (runtime/turns.py), so only one topic has
+a step in a turn of the loop. Every subscription gets the entries in the order of the publishes.
 
-The queue is bounded: a connection reads no more commands until the queue is empty, so it has the
-entries of one slice of commands there.
+The queue is bounded: a connection reads no more commands until the queue is empty, so each
+connection has at most one slice's entries in the queue.
+
+A consumer that attaches to an existing subscription gets entries that were queued before it came.
+When the topic closes, the queued entries are dropped, although their producers have receipts.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.runtime.event import Event
+from magnetar.runtime.on_demand import OnDemandTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.topic.live_subscription import LiveSubscription
+    from magnetar.runtime.on_demand import Spawn
+    from magnetar.runtime.turns import Turns
 
 SUBSCRIPTIONS_PER_STEP: Final = 50
 """A connection publishes up to 100 single entries in one step of the loop, or a run of 250 entries:
@@ -36,32 +43,50 @@ SUBSCRIPTION_US: Final = 4
 @dataclass(slots=True)
 class _Queued:
     entries: Sequence[StoredEntry]
-    subscriptions: list[LiveSubscription]
+    subscriptions: Sequence[LiveSubscription]
     delivered: int = 0  # the subscriptions that have the entries
 
 
 class LiveDelivery:
-    """Belongs to the loop. `subscriptions`: those of the topic, which may change."""
+    """Belongs to the loop. `subscriptions`: those of the topic, which calls `on_changed` after each
+    change of them."""
 
-    __slots__ = ("_idle", "_loop", "_queue", "_subscriptions")
+    __slots__ = ("_idle", "_loop", "_queue", "_snapshot", "_subscriptions", "_turns", "_work")
 
-    def __init__(self, subscriptions: Mapping[str, LiveSubscription]) -> None:
+    def __init__(
+        self,
+        subscriptions: Mapping[str, LiveSubscription],
+        turns: Turns,
+        spawn: Spawn,
+        *,
+        of: object = "",
+    ) -> None:
+        """`of`: the topic, for the names of tasks."""
         self._loop = asyncio.get_running_loop()
         self._subscriptions = subscriptions
-        # While entries are queued, a call of `_deliver_some` is scheduled.
+        self._turns = turns
+        self._snapshot: Sequence[LiveSubscription] | None = None  # None: to be made
         self._queue: deque[_Queued] = deque()
         self._idle = Event()
+        self._work = OnDemandTask("delivery", self._deliver_all, of=of)
+        self._work.start(spawn)
+
+    def on_changed(self) -> None:
+        """A subscription was added or removed."""
+        self._snapshot = None
 
     def deliver(self, entries: Sequence[StoredEntry], now: float) -> None:
         """Deliver the entries to the subscriptions that exist now, after all earlier entries."""
-        subscriptions = list(self._subscriptions.values())
+        if self._snapshot is None:
+            self._snapshot = tuple(self._subscriptions.values())
+        subscriptions = self._snapshot
         if len(subscriptions) <= SUBSCRIPTIONS_PER_STEP and not self._queue:
             for subscription in subscriptions:
                 subscription.on_published(entries, now)
             return
-        if not self._queue:
-            self._loop.call_soon(self._deliver_some)
         self._queue.append(_Queued(entries, subscriptions))
+        if len(self._queue) == 1:
+            self._work.wake()
 
     @property
     def is_idle(self) -> bool:
@@ -74,22 +99,25 @@ class LiveDelivery:
             self._idle.clear()
             await self._idle.wait()
 
+    async def _deliver_all(self) -> None:
+        try:
+            while self._queue:
+                await self._turns.take()
+                self._deliver_some()
+        finally:
+            self._queue.clear()  # entries are left after a bug, or when the broker ends
+            self._idle.set()
+
     def _deliver_some(self) -> None:
         now, left_us = self._loop.time(), STEP_US
-        try:
-            while self._queue and left_us > 0:
-                head = self._queue[0]
-                each_us = SUBSCRIPTION_US + len(head.entries)
-                begin = head.delivered
-                part = head.subscriptions[begin : begin + max(1, left_us // each_us)]
-                head.delivered += len(part)
-                left_us -= len(part) * each_us
-                if head.delivered == len(head.subscriptions):
-                    self._queue.popleft()
-                for subscription in part:
-                    subscription.on_published(head.entries, now)
-        finally:
-            if self._queue:
-                self._loop.call_soon(self._deliver_some)
-            else:
-                self._idle.set()
+        while self._queue and left_us > 0:
+            head = self._queue[0]
+            each_us = SUBSCRIPTION_US + len(head.entries)
+            begin = head.delivered
+            part = head.subscriptions[begin : begin + max(1, left_us // each_us)]
+            head.delivered += len(part)
+            left_us -= len(part) * each_us
+            for subscription in part:
+                subscription.on_published(head.entries, now)
+            if head.delivered == len(head.subscriptions):
+                self._queue.popleft()

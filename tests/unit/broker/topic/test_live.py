@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.entries import entry_of, sends_of
@@ -19,7 +19,9 @@ from magnetar.broker.errors import (
     ProducerBusy,
     SubscriptionNotFound,
     TopicClosing,
+    TopicFailed,
 )
+from magnetar.broker.guard import Failures, Guard
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic import live_delivery
 from magnetar.broker.topic.contract import (
@@ -31,15 +33,20 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.live import CLOSED_PER_TURN, IDLE_S, NonPersistentTopic
-from magnetar.broker.topic.live_delivery import SUBSCRIPTION_US
+from magnetar.broker.topic.live_delivery import SUBSCRIPTION_US, LiveDelivery
 from magnetar.broker.topic.live_producer import Cap, LiveProducer
 from magnetar.metadata.policies import Rate, SubscribeRate
 from magnetar.metadata.policies import SubscriptionType as Allowed
 from magnetar.protos.names import TopicName
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from magnetar.broker.errors import BrokerError
     from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.live_subscription import LiveSubscription
 
 NAME = TopicName.parse("non-persistent://public/default/t")
 CLIENT = ClientInfo("1.2.3.4:5", "test")
@@ -48,8 +55,10 @@ FAILOVER = SubscriptionType.FAILOVER
 
 
 class World:
-    def __init__(self, *, cap: int = 1_000) -> None:
+    def __init__(self, *, cap: int = 1_000, turns: Turns | None = None) -> None:
         self.idle: list[TopicName] = []
+        self.failures: list[BrokerError] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self.policies = SettablePolicies()
         numbers = iter(range(100))
         loop = asyncio.get_running_loop()
@@ -60,7 +69,18 @@ class World:
             next_name=lambda: f"made-{next(numbers)}",
             cap=Cap(cap, loop.call_soon),
             on_idle=self.idle.append,
+            on_failed=lambda _, error: self.failures.append(error),
+            spawn=self._spawn,
+            guard=lambda on_bug: Guard("t", failures=Failures(), on_failure=on_bug),
+            turns=turns,
         )
+
+    def _spawn(
+        self, run: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> asyncio.Task[None] | None:
+        task = asyncio.get_running_loop().create_task(run(), name=name)
+        self._tasks.add(task)
+        return task
 
     async def produce(self, name: str = "") -> tuple[LiveProducer, FakeProducerSession]:
         session = FakeProducerSession()
@@ -127,12 +147,76 @@ async def test_many_subscriptions_get_entries_in_several_steps_and_in_order(
             assert not waiting.done()
             await asyncio.sleep(0)
             counts.append(sum(session.deliveries for session in sessions))
-    assert counts == [0, 1, 1, 3, 3, 4, 6]
+    assert counts == [0, 0, 1, 1, 3, 3, 4, 6]
     assert sessions[0].texts == sessions[4].texts == ["a", "b", "c"]
     assert late.texts == []
     assert two.has_room
     world.send(two, "d")
     assert sessions[0].texts == sessions[4].texts == ["a", "b", "c", "d"]
+
+
+async def test_one_topic_of_all_delivers_queued_entries_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_delivery, "SUBSCRIPTIONS_PER_STEP", 1)
+    monkeypatch.setattr(live_delivery, "STEP_US", SUBSCRIPTION_US + 1)
+    turns = Turns()
+    worlds = [World(turns=turns) for _ in range(3)]
+    sessions, producers = [], []
+    for world in worlds:
+        sessions += [(await world.consume(name))[1] for name in ("a", "b")]
+        producers.append((await world.produce())[0])
+        world.send(producers[-1], "x")
+    counts = [0]
+    while not all(producer.has_room for producer in producers):
+        await asyncio.sleep(0)
+        counts.append(sum(session.deliveries for session in sessions))
+    assert counts[-1] == 6
+    assert max(after - before for before, after in pairwise(counts)) == 1
+
+
+async def test_a_bug_in_a_queued_delivery_fails_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_delivery, "SUBSCRIPTIONS_PER_STEP", 1)
+    world = World()
+    await world.consume("a")
+    await world.consume("b")
+    producer, _ = await world.produce()
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(world.topic.subscriptions["a"], "on_published", fail)
+    world.send(producer, "x")
+    await producer.wait_room()
+    assert producer.has_room
+    await settle()
+    [failure] = world.failures
+    assert isinstance(failure, TopicFailed)
+
+
+class CountedSubscriptions(dict[str, "LiveSubscription"]):
+    copies = 0
+
+    def values(self) -> Any:
+        self.copies += 1
+        return super().values()
+
+
+async def test_queued_entries_share_one_list_of_the_subscriptions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_delivery, "SUBSCRIPTIONS_PER_STEP", 1)
+    world = World()
+    await world.consume("a")
+    await world.consume("b")
+    subscriptions = CountedSubscriptions(world.topic.subscriptions)
+    delivery = LiveDelivery(subscriptions, Turns(), lambda run, name: None)
+    for _ in range(3):
+        delivery.deliver([], 0.0)
+    assert subscriptions.copies == 1
+    delivery.on_changed()
+    delivery.deliver([], 0.0)
+    assert subscriptions.copies == 2
 
 
 async def test_receipts_come_without_a_consumer() -> None:

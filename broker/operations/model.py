@@ -338,11 +338,13 @@ class MessagePosition(BaseModel):
         json_schema_extra=_documented_also({"type": "string", "enum": ["earliest", "latest"]}),
     )
 
-    ledger_id: int = Field(ge=-1, le=INT64_MAX)
-    entry_id: int = Field(ge=-1, le=INT64_MAX)
-    batch_index: int = Field(
-        default=-1, ge=-1, le=INT32_MAX, description="index in the batch; -1: the whole entry"
-    )
+    ledger_id: Annotated[int, Field(ge=-1, le=INT64_MAX), NO_BOOLEAN]
+    entry_id: Annotated[int, Field(ge=-1, le=INT64_MAX), NO_BOOLEAN]
+    batch_index: Annotated[
+        int,
+        Field(ge=-1, le=INT32_MAX, description="index in the batch; -1: the whole entry"),
+        NO_BOOLEAN,
+    ] = -1
     is_excluded: bool = Field(
         default=False,
         # Pulsar's Java tools send the first name.

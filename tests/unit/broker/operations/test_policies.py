@@ -271,12 +271,22 @@ async def test_a_boolean_is_no_number() -> None:
         admin_of(broker, "/admin/v2") as admin,
     ):
         await admin.put(TOPIC)
+        position = {"ledgerId": 1, "entryId": 0, "batchIndex": 0}
         tried = [
             ("PUT", "namespaces/public/n", {"bundles": {"numBundles": True}}),
             ("PUT", "namespaces/public/n", {"message_ttl_in_seconds": True}),
             ("PUT", "persistent/public/default/p/partitions", True),
             ("PUT", "persistent/public/default/p/partitions", {"partitions": True}),
             ("POST", "persistent/public/default/p/partitions", True),
+            *(
+                (method, f"{TOPIC}/subscription/s{rest}", {**position, number: True})
+                for method, rest in (
+                    ("PUT", ""),
+                    ("POST", "/resetcursor"),
+                    ("POST", "/expireMessages"),
+                )
+                for number in position
+            ),
             *(("POST", path, body) for row in ROWS for path, body in with_booleans(row)),
         ]
         assert len(tried) > 40

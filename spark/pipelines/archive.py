@@ -135,7 +135,8 @@ def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:
             # without a key.
             escaped = F.regexp_replace(key_column(), _ESCAPED, "%00")
             is_short = F.octet_length(escaped) <= KEY_BYTES_MAX
-            can_be = ~key_column().isin("", NO_VALUE) & is_short
+            has_nul = F.contains(key_column(), F.lit("\x00"))  # Spark does not escape it
+            can_be = ~key_column().isin("", NO_VALUE) & is_short & ~has_nul
             return {"key": F.when(can_be, key_column())}
         case PartitionBy.NONE:
             return {}

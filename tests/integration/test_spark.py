@@ -375,21 +375,21 @@ def test_an_archive_is_all_of_the_topic(
     assert [child.name for child in path.parent.iterdir()] == ["archive"]
 
 
-def test_a_key_that_is_too_long_for_a_directory_is_archived_with_messages_without_a_key(
+def test_a_key_that_cannot_name_a_directory_is_archived_with_messages_without_a_key(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
     from magnetar.spark.pipelines.archive import PartitionBy
 
     longest = "\"#%'*/:=?\\{[]^\x01\x1f\x7f" + "=" * 66 + "ab"  # 251 bytes when escaped
     producer = client.create_producer(topic)
-    for key in ("k", longest, f"{longest}c", "é" * 125 + "e", "é" * 126):
+    for key in ("k", longest, f"{longest}c", "é" * 125 + "e", "é" * 126, "a\x00b", "\x00"):
         producer.send(key.encode(), partition_key=key)
     producer.close()
     path = tmp_path / "archive"
     compared = archived(spark, service.grpc_url, topic, path, partition_by=PartitionBy.KEY)
     assert all(part.equal for part in compared)
     assert {part.partition: part.in_archive for part in compared} == {
-        "key=(none)": 2,
+        "key=(none)": 4,
         "key=k": 1,
         f"key={longest}": 1,
         f"key={'é' * 125}e": 1,

@@ -84,17 +84,17 @@ class StandaloneConfig(BrokerSettings):
 
 def _bugs_of(error: BaseException) -> list[BaseException]:
     """Return the error, its causes and the members of groups, as far as they are bugs."""
-    found: list[BaseException] = []
+    found: dict[int, BaseException] = {}  # by id: exceptions may be equal
     left: list[BaseException | None] = [error]
     while left:
         each = left.pop()
-        if each is None or any(each is known for known in found):
+        if each is None or id(each) in found:
             continue
-        found.append(each)
+        found[id(each)] = each
         left += (each.__cause__, each.__context__)
         if isinstance(each, BaseExceptionGroup):
             left += each.exceptions
-    return [each for each in found if is_bug(each)]
+    return [each for each in found.values() if is_bug(each)]
 
 
 async def run_standalone(

@@ -196,8 +196,9 @@ class PartitionedTopics:
 
     async def end_deletion(self, name: TopicName) -> None:
         """Delete the topic policies, the schema and the record of the topic. Call this when all
-        partitions are deleted. The schema stays if a topic of the other domain uses it. If another
-        request has finished this deletion, and the topic was created again, the new topic stays."""
+        partitions are deleted. The schema stays if a topic of the other domain uses it (see the
+        NOTE of `shares_schema`). If another request has finished this deletion, and the topic was
+        created again, the new topic stays."""
         policies_path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
         await self._store.sync(policies_path)
         policies = await self._store.get(policies_path)

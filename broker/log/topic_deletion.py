@@ -269,9 +269,13 @@ def schema_path(name: TopicName) -> str:
 
 async def shares_schema(store: MetadataStore, name: TopicName) -> bool:
     """Return whether the topic of this name in the other domain has a record: both topics have the
-    same schema. A topic that is being deleted does not count, so the later of two deletions deletes
-    the schema. A non-persistent topic without partitions has no record, and no stored messages that
-    need the schema."""
+    same schema. A topic that is being deleted does not count: if both topics are marked, the first
+    deletion that gets here deletes the schema. A non-persistent topic without partitions has no
+    record, and no stored messages that need the schema.
+
+    NOTE: the deletion of the schema after this check is not atomic with the check. If a topic of
+    the other domain is created in between and adds no version to the schema, it loses the
+    schema."""
     is_persistent = name.domain is Domain.PERSISTENT
     other = replace(name, domain=Domain.NON_PERSISTENT if is_persistent else Domain.PERSISTENT)
     path = paths.partitioned_topic(other.tenant, other.namespace, other.domain, other.topic)

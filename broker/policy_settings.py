@@ -44,8 +44,8 @@ class PolicySettings(RoleConfig):
         default=0,
         ge=UNLIMITED,
         le=_INT32_MAX,
-        description="size of a topic, including its backlog, up to which acknowledged messages are"
-        " kept; -1: no limit",
+        description="acknowledged messages are kept while the whole topic, with its backlog, is"
+        " smaller than this; -1: no limit",
     )
     ttl_duration_default_in_seconds: int = Field(
         default=0,

@@ -145,7 +145,8 @@ class OwnedRecord:
         """
 
         bumped: tuple[bytes, TopicRecord] | None = None
-        is_new = create  # whether this broker may be the first to take the topic
+        # Whether the three limits are known: from the caller (`create`), or from the tombstone.
+        has_limits = create
 
         def bump(stored: bytes | None) -> bytes:
             nonlocal bumped
@@ -156,7 +157,7 @@ class OwnedRecord:
             record = TopicRecord(0) if stored is None else decode_topic(stored)
             if record.deleted:
                 raise TopicDeleted(str(name))
-            if record.epoch == 0 and not is_new:
+            if record.epoch == 0 and not has_limits:
                 raise _NeverTaken
             drawn = record.incarnation or incarnation
             if record.epoch == 0:
@@ -173,14 +174,14 @@ class OwnedRecord:
             try:
                 taken = await _update(name, store, bump)
             except _NeverTaken:
-                is_new = True
+                has_limits = True
                 tombstone = await _tombstone(name, store)
                 if tombstone is not None:
                     epoch_min, ledger_min = tombstone.epoch, tombstone.ledger_min
                     version_min = tombstone.version
                 taken = await _update(name, store, bump)
             assert taken is not None
-        if is_new:
+        if has_limits:
             version_min = min(version_min, VERSIONS_PASSED_MAX)
             taken = await _pass_version(name, store, taken, version_min, epoch_min)
         assert bumped is not None

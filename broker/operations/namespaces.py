@@ -7,8 +7,8 @@ namespaces after it has read the tenant's record, and deletes the record at the 
 read. One of the two fails: either the creator deletes its namespace again, or the deleter begins
 again.
 
-NOTE: the creator may die before it deletes its namespace again, or lose the metadata store for more
-than WRITE_TIMEOUT_S. Then the namespace stays without a tenant until a client deletes it.
+NOTE: the creator may die before it deletes its namespace again, or the metadata store may not
+answer that deletion. Then the namespace stays without a tenant until a client deletes it.
 """
 
 from __future__ import annotations
@@ -115,33 +115,29 @@ async def delete_tenant(broker: Broker, tenant: str) -> None:
         raise Protected(f"tenant {tenant}")
     store, path = broker.metadata, paths.tenant(tenant)
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
-    pending = False  # True: our deletion may have been applied
-    try:
-        for _ in range(RACES_MAX):
-            await _sync(store, path, deadline)
-            found = await store.get(path)
-            if found is None:
-                break
-            if namespaces := await _namespaces_of(broker, tenant):
-                raise TenantNotEmpty(tenant, namespaces)
-            try:
-                await store.delete(path, expected=found.version)
-            except BadVersion:
-                continue
-            except OutcomeUnknown:
-                pending = True
-                continue
-            except NoNode:
-                break
-            return
-        else:
-            raise Contended(path, RACES_MAX)
-    except Unavailable as error:
-        if pending:
-            raise OutcomeUnknown(path, str(error)) from error
-        raise
-    if not pending:
-        raise TenantNotFound(tenant)
+    for _ in range(RACES_MAX):
+        await _sync(store, path, deadline)
+        found = await store.get(path)
+        if found is None:
+            raise TenantNotFound(tenant)
+        if namespaces := await _namespaces_of(broker, tenant):
+            raise TenantNotEmpty(tenant, namespaces)
+        try:
+            await store.delete(path, expected=found.version)
+        except BadVersion:
+            continue
+        except NoNode:
+            raise TenantNotFound(tenant) from None
+        except OutcomeUnknown:
+            with suppress(Unavailable):
+                await _sync(store, path, deadline)
+                if await store.get(path) is None:
+                    return
+            # Do not try again: a record found now may be that of a tenant that another client has
+            # created again, and may have the same version.
+            raise
+        return
+    raise Contended(path, RACES_MAX)
 
 
 # ---- namespaces ----------------------------------------------------------------------------------
@@ -219,7 +215,13 @@ async def create_namespace(
         await _touch_tenant(broker, name.tenant)
     except TenantNotFound:  # the tenant was deleted meanwhile
         assert written is not None  # `add` deletes nothing
-        await _retried(path, partial(_delete_at, broker.metadata, path, written.version))
+        # Try once: later, another client may have created the tenant and the namespace again, and
+        # its record may have the same version.
+        try:
+            with suppress(BadVersion, NoNode):
+                await broker.metadata.delete(path, expected=written.version)
+        except Unavailable as error:
+            raise OutcomeUnknown(path, str(error)) from error
         raise
     except Unavailable as error:  # the namespace's record is written already
         raise OutcomeUnknown(path, str(error)) from error
@@ -377,12 +379,6 @@ async def _update(
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
     await _sync(broker.metadata, path, deadline)
     return await update(broker.metadata, path, change, deadline=deadline)
-
-
-async def _delete_at(store: MetadataStore, path: str, version: int) -> None:
-    """Delete the node if it exists and has this version."""
-    with suppress(BadVersion, NoNode):
-        await store.delete(path, expected=version)
 
 
 async def _retried(path: str, call: Callable[[], Awaitable[T]]) -> T:

@@ -27,7 +27,7 @@ from magnetar.broker.operations.namespaces import (
     tenant_record,
 )
 from magnetar.metadata import codec, paths
-from magnetar.metadata.errors import NoNode, OutcomeUnknown, Unavailable
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.policies import NamespaceRecord, Policies, Retention, TenantRecord
 from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.protos.names import NamespaceName
@@ -310,45 +310,60 @@ async def test_a_deletion_of_a_tenant_that_cannot_be_read_again_has_an_unknown_o
                 await delete_tenant(here.broker, "acme")
 
 
-async def test_a_deletion_of_a_tenant_that_is_applied_late_succeeds() -> None:
-    """The first request is applied after the tenant was read again."""
+async def test_a_deletion_of_a_tenant_leaves_a_tenant_that_was_created_again() -> None:
+    """The first request is applied, its reply is lost, and another client creates the tenant."""
     async with place() as here:
         await create_tenant(here.broker, "acme", TenantRecord())
-        delete, requests = here.store.delete, 0
+        delete = here.store.delete
 
-        async def delete_late(path: str, *, expected: int) -> None:
-            nonlocal requests
-            requests += 1
-            if requests == 1:
-                raise OutcomeUnknown(path)
+        async def delete_without_reply(path: str, *, expected: int) -> None:
+            here.store.delete = delete  # type: ignore[method-assign]
             await delete(path, expected=expected)
-            raise NoNode(path)
+            await create_tenant(here.broker, "acme", TenantRecord())
+            raise OutcomeUnknown(path)
 
-        here.store.delete = delete_late  # type: ignore[method-assign]
-        await delete_tenant(here.broker, "acme")
-        assert requests == 2
+        here.store.delete = delete_without_reply  # type: ignore[method-assign]
+        with pytest.raises(OutcomeUnknown):
+            await delete_tenant(here.broker, "acme")
+        assert await here.store.get(paths.tenant("acme")) is not None
 
 
-async def test_a_creation_deletes_its_namespace_again_when_the_connection_breaks(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_a_creation_leaves_the_namespace_of_a_tenant_that_was_created_again(
+    is_applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The creator deletes its namespace again. The request is applied and its reply is lost, or it
+    is not sent. Then another client creates the tenant and the namespace."""
     name, cluster = NamespaceName("acme", "n"), ClusterState()
     async with place(cluster) as here:
         await create_tenant(here.broker, "acme", TenantRecord())
-        put, other = here.store.put, cluster.store()
+        put, delete, other = here.store.put, here.store.delete, cluster.store()
 
         async def put_once(path: str, value: bytes, *, expected: int) -> int:
             version = await put(path, value, expected=expected)
             if path == paths.namespace("acme", "n"):
+                monkeypatch.setattr(here.store, "put", put)
                 # This deletion looked for namespaces before the namespace was written.
                 await other.delete(paths.tenant("acme"), expected=0)
             return version
 
+        async def delete_once(path: str, *, expected: int) -> None:
+            monkeypatch.setattr(here.store, "delete", delete)
+            if is_applied:
+                await delete(path, expected=expected)
+            await create_tenant(here.broker, "acme", TenantRecord())
+            if is_applied:
+                await create_namespace(here.broker, name, None, Policies())
+                raise OutcomeUnknown(path)
+            with pytest.raises(NamespaceExists):
+                await create_namespace(here.broker, name, None, Policies())
+            raise Unavailable("the session is suspended")
+
         monkeypatch.setattr(here.store, "put", put_once)
-        fail_the_deletion_of(here.store, paths.namespace("acme", "n"), monkeypatch)
-        with pytest.raises(TenantNotFound):
+        monkeypatch.setattr(here.store, "delete", delete_once)
+        with pytest.raises(OutcomeUnknown):
             await create_namespace(here.broker, name, None, Policies())
-        assert await other.get(paths.namespace("acme", "n")) is None
+        assert await other.get(paths.namespace("acme", "n")) is not None
 
 
 async def test_a_deletion_of_a_tenant_whose_reply_is_lost_succeeds() -> None:

@@ -17,8 +17,9 @@ another request must be able to finish the change.
 - Deletion writes the mark `deleting` first. From then on, the topic cannot be used. Then the
   partitions are deleted, and last the record. To finish a deletion after a crash, repeat the
   request. A creation or growth at the same time may write records of partitions that the deletion
-  does not find. So the creation or growth reads the topic's record after these writes. If the topic
-  is deleted, it deletes the records of the partitions again.
+  does not find. So the creation or growth reads the topic's record after these writes, even if a
+  write failed or the request was cancelled. If the topic is deleted, it deletes the records of the
+  partitions again.
 """
 
 from __future__ import annotations
@@ -263,12 +264,12 @@ class PartitionedTopics:
 
         try:
             await call_each(indexes, write, at_once=WRITES_MAX)
+            await take_back_if_deleted()
         except (MetadataError, asyncio.CancelledError):  # some of the records may be written
             with suppress(MetadataError, TimeoutError):
                 async with asyncio.timeout(METADATA_TIMEOUT_S):
                     await take_back_if_deleted()
             raise
-        await take_back_if_deleted()
 
     async def _write_partition(
         self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]

@@ -24,7 +24,7 @@ from magnetar.broker.errors import (
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST
 from magnetar.metadata import codec, paths
-from magnetar.metadata.errors import ValueTooLarge
+from magnetar.metadata.errors import Unavailable, ValueTooLarge
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import SubscriptionRecord, TopicRecord
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, TopicName
@@ -392,6 +392,38 @@ async def test_a_creation_that_ends_during_a_deletion_leaves_no_partitions(end: 
     async with asyncio.TaskGroup() as group:
         creating = group.create_task(create())
     assert await world.topics.find(NAME) is None
+    assert [index for index in range(5) if await world.record(index) is not None] == []
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+async def test_a_creation_that_ends_after_its_writes_leaves_no_partitions(end: str) -> None:
+    """The topic is deleted after the last write. The read of its record after that fails, or is
+    cancelled."""
+    synced = 0
+
+    class Ended(MemoryStore):
+        async def sync(self, path: str) -> None:
+            nonlocal synced
+            synced += 1
+            if synced == 1:
+                found = await self.get(path)
+                assert found is not None
+                await self.delete(path, expected=found.version)
+                if end == "failed":
+                    raise Unavailable("suspended")
+                creating.cancel()
+                await asyncio.Event().wait()
+            await super().sync(path)
+
+    world = World(Ended(ClusterState().tree))
+
+    async def create() -> None:
+        with pytest.raises(Unavailable if end == "failed" else asyncio.CancelledError):
+            await world.topics.create(NAME, 5)
+
+    async with asyncio.TaskGroup() as group:
+        creating = group.create_task(create())
+    assert synced > 1
     assert [index for index in range(5) if await world.record(index) is not None] == []
 
 

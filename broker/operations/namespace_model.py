@@ -112,7 +112,7 @@ class NewNamespace(BaseModel):
             quota = QUOTAS[kind]
             if (value := quota.record(body)) is not None:
                 values[quota.field] = value
-        return Policies(version=1 if values else 0, **values)
+        return Policies(**values)
 
 
 _QUOTA_MAP: Final = dict[QuotaType, BacklogQuotaBody]

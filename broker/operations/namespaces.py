@@ -258,8 +258,13 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
 
     If a topic is created between the check for topics and the deletion, the namespace is restored
     with its settings. If the tenant was deleted meanwhile, the tenant is restored, too. After a
-    failure, a repeated call deletes what the failed call has left, even if it then raises
-    NamespaceNotFound.
+    failure, a repeated call deletes the topic policies and schemas that the failed call has left,
+    even if it then raises NamespaceNotFound. It deletes nothing if the namespace has a topic.
+
+    NOTE: if such a topic was created, and the call is cancelled or the metadata store does not
+    answer before the namespace is restored, the policies of the namespace are lost. The topic
+    stays, and a repeated call raises NamespaceNotFound until the topic's next use records the
+    namespace again.
 
     NOTE: a broker whose cache still has the namespace may write a topic after the last check here.
     The topic stays, and its next use records the namespace again, without policies. To exclude
@@ -383,7 +388,8 @@ async def _update(
 
 async def _retried(path: str, call: Callable[[], Awaitable[T]]) -> T:
     """Call `call`, which completes an operation that has changed `path` already. While the metadata
-    store does not answer, repeat it. Raises OutcomeUnknown if it fails after WRITE_TIMEOUT_S."""
+    store does not answer, repeat it. A call that fails after WRITE_TIMEOUT_S is not repeated, but
+    raises OutcomeUnknown. The duration of one call is not limited here."""
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
     while True:
         try:

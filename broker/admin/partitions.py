@@ -156,28 +156,66 @@ class PartitionCalls:
 
     serve: "App"
 
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()  # held while a thread decodes
+
     async def __call__(self, method: str, name: TopicName, rest: str) -> tuple[int, Any]:
         path, _, query = f"{path_of(name)}{rest}".partition("?")
-        status, body = await self.send(method, name, path, query.encode(), b"")
-        if not body:
-            return status, None
-        if len(body) <= DECODED_BYTES_MAX:
-            return status, decoded(body)
-        return status, await asyncio.to_thread(decoded, body)
+        status, body, owner = await self._exchange(method, name, path, query.encode(), b"")
+        return status, await self._decoded(name, owner, body)
 
     async def send(
         self, method: str, name: TopicName, path: str, query: bytes, body: bytes
     ) -> tuple[int, bytes]:
         """Send a request to the owner of a topic. Returns status and answer. `path` is quoted.
         Raises PartitionFailed."""
+        status, answer, owner = await self._exchange(method, name, path, query, body)
+        if owner is not None:
+            # This raises, if the answer ends early or is not that of a broker.
+            await self._decoded(name, owner, answer)
+        return status, answer
+
+    async def _exchange(
+        self, method: str, name: TopicName, path: str, query: bytes, body: bytes
+    ) -> tuple[int, bytes, str | None]:
+        """Send a request like `send`, but do not decode the answer. Also returns the URL at another
+        broker; None: this broker answered."""
         status, headers, answer = await self._here(method, path, query, body)
         if status != 307:
-            return status, answer
+            return status, answer, None
         location = headers.get(b"location", b"").decode()
         try:
-            return await in_thread(_send, method, location, body)
-        except (OSError, HTTPException, ValueError, RecursionError) as error:
+            return *await in_thread(_send, method, location, body), location
+        except (OSError, HTTPException, ValueError) as error:
             raise PartitionFailed(str(name), f"{location} did not answer: {error}") from error
+
+    async def _decoded(self, name: TopicName, owner: str | None, answer: bytes) -> Any:
+        """Decode an answer; None: it is empty. Raises PartitionFailed for an answer of another
+        broker."""
+        if not answer:
+            return None
+        try:
+            if len(answer) <= DECODED_BYTES_MAX:
+                return decoded(answer)
+            return await self._decoded_in_turn(answer)
+        except (ValueError, RecursionError) as error:
+            if owner is None:
+                raise
+            raise PartitionFailed(str(name), f"{owner} did not answer: {error}") from error
+
+    async def _decoded_in_turn(self, answer: bytes) -> Any:
+        """Decode a large answer in a thread, one answer at a time: several threads that compete
+        with the event loop for the interpreter's lock would stop it for 0.15 s."""
+        await self._turn.acquire()
+        running = asyncio.get_running_loop().run_in_executor(None, decoded, answer)
+        # The thread does not end when the request is cancelled.
+        running.add_done_callback(self._end_turn)
+        return await asyncio.shield(running)
+
+    def _end_turn(self, ended: asyncio.Future[Any]) -> None:
+        self._turn.release()
+        if not ended.cancelled():
+            ended.exception()  # after a cancellation of the request, no other code reads it
 
     async def _here(
         self, method: str, path: str, query: bytes, body: bytes
@@ -232,8 +270,6 @@ def _send(method: str, url: str, body: bytes) -> tuple[int, bytes]:
             raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes")
         if reply.status == 307:
             raise ValueError("the topic is moving")
-        if answer:
-            decoded(answer)  # raises, if the answer ends early or is not that of a broker
         return reply.status, answer
     finally:
         connection.close()

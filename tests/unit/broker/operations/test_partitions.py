@@ -13,6 +13,7 @@ from fakes.admin import admin_of
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
+from support import settle, wait_until
 
 from magnetar.broker.admin import partitions
 from magnetar.broker.admin.partitions import DECODED_BYTES_MAX, PartitionCalls, fanned_out
@@ -203,14 +204,14 @@ async def test_statistics_name_the_partition_whose_owner_does_not_answer(
 ) -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         await admin.put(f"{T}/partitions", json=2)
-        right = PartitionCalls.send
+        right = PartitionCalls._exchange
 
-        async def send(self: PartitionCalls, method: str, name: TopicName, *rest: Any) -> Any:
+        async def exchange(self: PartitionCalls, method: str, name: TopicName, *rest: Any) -> Any:
             if name.partition == 1:
                 raise PartitionFailed(str(name), "http://away did not answer")
             return await right(self, method, name, *rest)
 
-        monkeypatch.setattr(PartitionCalls, "send", send)
+        monkeypatch.setattr(PartitionCalls, "_exchange", exchange)
         found = await admin.get(f"{T}/partitioned-stats")
         assert found.status_code == 503
         assert PARTITIONS[1] in found.json()["reason"]
@@ -494,6 +495,66 @@ async def test_a_large_answer_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.real_loop
+async def test_large_answers_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a cancelled request, whose thread still decodes."""
+    begun: list[int] = []
+    may_end = [threading.Event() for _ in range(3)]
+
+    def decode(_text: bytes) -> Any:
+        begun.append(len(begun))
+        may_end[number := begun[-1]].wait()
+        return number
+
+    async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b" " * (DECODED_BYTES_MAX + 1)})
+
+    monkeypatch.setattr(partitions, "decoded", decode)
+    calls = PartitionCalls()
+    calls.serve = answer
+    try:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(calls("GET", NAME, "/stats")) for _ in range(3)]
+            await wait_until(lambda: begun)
+            asked[0].cancel()
+            await asyncio.wait(asked[:1])
+            await settle()
+            assert begun == [0]
+            may_end[0].set()
+            await wait_until(lambda: len(begun) > 1)
+            await settle()
+            assert begun == [0, 1]
+            may_end[1].set()
+            may_end[2].set()
+    finally:
+        for each in may_end:
+            each.set()
+    assert [task.result() for task in asked[1:]] == [(200, 1), (200, 2)]
+
+
+@pytest.mark.real_loop
+async def test_the_answer_of_another_broker_is_decoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts: list[bytes] = []
+
+    def decode(text: bytes) -> Any:
+        texts.append(text)
+        return decoded(text)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n" + b'{"a": 1}')
+        writer.close()
+
+    monkeypatch.setattr(partitions, "decoded", decode)
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        calls = calls_to(server.sockets[0].getsockname()[1])
+        assert await calls("GET", NAME, "/stats") == (200, {"a": 1})
+    assert texts == [b'{"a": 1}']
+
+
+@pytest.mark.real_loop
 @pytest.mark.parametrize("answer", [b'{"a": ', b"<p>", b"[" * 99_999], ids=["cut", "page", "deep"])
 async def test_an_owner_that_answers_without_json_is_a_failure_of_its_partition(
     answer: bytes,
@@ -507,6 +568,8 @@ async def test_an_owner_that_answers_without_json_is_a_failure_of_its_partition(
         calls = calls_to(server.sockets[0].getsockname()[1])
         with pytest.raises(PartitionFailed, match=r"-partition-1: http://.* did not answer"):
             await calls("GET", NAME.with_partition(1), "/stats")
+        with pytest.raises(PartitionFailed, match=r"-partition-1: http://.* did not answer"):
+            await calls.send("PUT", NAME.with_partition(1), "/unload", b"", b"")
 
 
 @pytest.mark.real_loop

@@ -127,7 +127,7 @@ async def serve_bookie(
                 group.create_task(data_server(service).run(data_socket)),
                 group.create_task(serve_http(app, http_socket)),
                 group.create_task(measure_process(registry)),
-                # 0: Python's collections of young objects already free the garbage of a bookie
+                # No garbage is counted: the collections of young objects free that of a bookie.
                 group.create_task(collect_when_due(lambda: 0)),
                 group.create_task(entry.run()),
                 group.create_task(announce()),

@@ -237,7 +237,7 @@ class InterruptedByUser(Interrupted, KeyboardInterrupt):
     KeyboardInterrupt, which Python programs catch."""
 
 
-# Errors that the broker reports
+# Errors of requests to the broker
 
 
 class UnknownError(PulsarException):

@@ -88,9 +88,9 @@ TROUBLES_MAX: Final = 100_000
 the oldest ledger, and tries this ledger again at once."""
 
 UNREADABLE_MAX: Final = 16
-"""The maximum number of entries of one range that an attempt to rewrite bad copies leaves out
-because no replica can return them. The attempt ends the range at the next such entry: each of them
-costs a request to every replica."""
+"""The limit of unreadable entries that an attempt skips while it rewrites a range of bad copies.
+Each costs a request to every replica. At the next one the attempt stops; a later attempt tries the
+rest of the range."""
 
 ENTRY_REFUSED: Final = frozenset(
     {BookieCode.NO_SUCH_LEDGER, BookieCode.NO_SUCH_ENTRY, BookieCode.IO_ERROR, BookieCode.CORRUPT}
@@ -249,17 +249,18 @@ class Replicator:
     async def _repair(self, ledger: LedgerId, locked: Callable[[], bool]) -> None:
         """Do all possible steps for the ledger. Raises the errors of the metadata store.
 
-        After the loss of the lock, the replicator names no further member in the metadata. The new
-        copy may be gone: the metadata does not name its bookie yet, so this bookie may take the
-        lock and delete the copy.
+        After the loss of the lock, the replicator names no further member in the metadata. The
+        copied entries may be gone: the metadata does not name the target yet, so the collector of
+        the target may take the lock and delete them.
 
-        The replicator leaves the record alone then, too. Another replicator may have deleted it,
-        and a later record begins with the same version.
+        After the loss of the lock, the replicator does not change the record either. Another
+        replicator may have deleted the record, and a later record begins with the same version.
         """
         record = await self._under_replication.get(ledger)
         if record is None:
             return
-        done: set[Rewrite] = set()  # the record still has them if it could not be changed
+        # Finished steps. The plan shows such a step again if the change of the record failed.
+        done: set[Rewrite] = set()
         failed: dict[Step, RepairError | LedgerError] = {}
         while True:
             if self._pause.paused:
@@ -325,8 +326,8 @@ class Replicator:
         self, step: Rewrite, metadata: LedgerMetadata
     ) -> tuple[list[range], dict[Step, RepairError | LedgerError]]:
         """Write the entries to their member again, except entries that no replica can return.
-        Returns the entries that are written, and the steps that remain, with their errors. Raises
-        the errors of the metadata store."""
+        Returns the written entries, and the remaining steps, each with the first error of this
+        call. Raises the errors of the metadata store."""
         written: list[range] = []
         left: list[range] = []
         failure: RepairError | LedgerError | None = None
@@ -415,8 +416,8 @@ class Replicator:
         *,
         stripes_of: int,
     ) -> tuple[Member, int]:
-        """Copy the entries of the segment that are striped to the seat `stripes_of` to a bookie
-        that may take `seat`. An earlier copy for this seat is continued. Returns the bookie and the
+        """Copy entries of the segment to a bookie that may take `seat`: those that are striped to
+        the seat `stripes_of`. Continues an earlier copy for this seat. Returns the bookie and the
         bytes copied now. Raises NoTarget, CopyFailed, EntryUnreadable."""
         ledger, first = metadata.ledger, int(segment.first_entry)
         before = self._unfinished.find(ledger, first, seat)
@@ -427,8 +428,9 @@ class Replicator:
             there = await first_missing(
                 metadata, stripes_of, first, reached - 1, target, self._services
             )
-        # Some of the listed entries may be copies of another replicator, not on disk yet. The
-        # last `ensemble_size` entries include one of the seat. Its ack says that all are on disk.
+        # The target lists the entries before `there`. It may have got some of them from another
+        # replicator, and not have them on disk yet. So this copy sends at least one entry before
+        # `there` again: the target acknowledges it when all earlier entries are on disk.
         progress = CopyProgress(max(first, there - metadata.ensemble_size))
         target_fails = False
         try:

@@ -118,7 +118,7 @@ async def probe(
     if -status in _KILLED or arguments[0] == "means":
         raise DirectoryUnusable(
             path,
-            found=f"a probe process of the store that {signal.Signals(-status).name} ended",
+            found="a probe process of the store that was ended by " + signal.Signals(-status).name,
             expected="that it ends by itself",
             remedy="Nothing was changed. If memory was short, free some; then start again.",
         )

@@ -5,8 +5,9 @@ so that two brokers never give one number to two versions. Both domains and all 
 topic share the record, also when different brokers serve them.
 
 The deletion of a schema leaves a mark in the record. Version numbers continue after the mark, and
-messages that were written with the earlier versions can still be decoded. The record itself is
-deleted by a forced deletion, or with the topic, unless the topic of the other domain has a record.
+messages that were written with the earlier versions can still be decoded. A forced deletion removes
+the record itself. The deletion of a topic removes it, too, unless the other domain has a topic of
+this name.
 """
 
 from __future__ import annotations

@@ -7,8 +7,11 @@ the number of their partitions. Every broker can serve a watch, not only the own
 
 A watch has one task, which sends one message after the other. The next message holds all changes
 that happen while a message is sent, so a slow client needs no queue. A topic that was created and
-deleted meanwhile is in no message. If the metadata store does not answer, the watch ends, and the
-client asks another broker.
+deleted meanwhile is in no message.
+
+A watch cannot begin while the metadata store does not answer. A watch that has begun continues with
+beats, but a watch of named topics ends when it cannot read a change. A client whose watch ended
+asks another broker.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ BEAT_S: Final = 2.0
 periods looks for another broker."""
 
 GATHER_S: Final = 0.1
-"""Seconds between two messages of a watch, as between two reads of a watched list."""
+"""The shortest time in seconds between two messages of a watch that has changes."""
 
 WATCHES_MAX: Final = 256
 """The limit of watches of one broker. A query has one watch, or one for each 1,000 topics that it

@@ -168,7 +168,7 @@ class Topic(ServedTopic, Protocol):
         """Acknowledge every entry up to this one, as `expire` does."""
 
     def trim(self) -> None:
-        """Drop the ledgers that no subscription needs and retention does not keep."""
+        """Drop the ledgers that no durable subscription needs and retention does not keep."""
 
     async def truncate(self) -> None:
         """Drop every message published before this call, even if it is not acknowledged or if

@@ -1,4 +1,4 @@
-"""Trims a topic's log: drops the ledgers that no subscription needs and retention does not keep.
+"""Trims a topic's log: drops ledgers that neither a durable subscription nor retention keeps.
 
 The trimmer decides and asks the log, and the log's own task does the work. So a trim takes some
 microseconds here and needs no task. The trimmer trims when a cursor has left a ledger, when a

@@ -100,5 +100,5 @@ def _read(file: Path) -> Any:
     except (OSError, ValueError) as error:
         fail(f"{file}: {error}", code=USAGE)
     if not isinstance(found, dict) or not isinstance(found.get("schema"), str):
-        fail(f"{file}: expected an object with the strings type and schema", code=USAGE)
+        fail(f"{file}: expected an object whose type and schema are strings", code=USAGE)
     return found

@@ -878,7 +878,7 @@ class _FlushError:
 
     @property
     def is_lost_with_one(self) -> bool:
-        """Return whether nobody gets the error if the only call under way does not raise it."""
+        """Return whether the error is lost if the only call under way does not raise it."""
         return self.flushes == 1 and not self.is_raised
 
 

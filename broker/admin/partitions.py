@@ -11,6 +11,7 @@ routes of these requests know nothing of partitions.
 import asyncio
 import json
 import re
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
@@ -44,6 +45,7 @@ from magnetar.broker.operations.partitions import ASKED_MAX
 from magnetar.broker.operations.statistics import decoded
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.protos.names import Domain, TopicName
+from magnetar.runtime.turns import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -206,16 +208,7 @@ class PartitionCalls:
     async def _decoded_in_turn(self, answer: bytes) -> Any:
         """Decode a large answer in a thread, one answer at a time: several threads that compete
         with the event loop for the interpreter's lock would stop it for 0.15 s."""
-        await self._turn.acquire()
-        running = asyncio.get_running_loop().run_in_executor(None, decoded, answer)
-        # The thread does not end when the request is cancelled.
-        running.add_done_callback(self._end_turn)
-        return await asyncio.shield(running)
-
-    def _end_turn(self, ended: asyncio.Future[Any]) -> None:
-        self._turn.release()
-        if not ended.cancelled():
-            ended.exception()  # after a cancellation of the request, no other code reads it
+        return await run_in_thread(self._turn, partial(decoded, answer))
 
     async def _here(
         self, method: str, path: str, query: bytes, body: bytes

@@ -29,6 +29,7 @@ from magnetar.metadata.model import SchemaRecord, SchemaVersion
 from magnetar.metadata.node import VALUE_BYTES_MAX
 from magnetar.metadata.policies import SchemaCompatibility
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
+from magnetar.runtime.turns import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -284,20 +285,11 @@ class SchemaRegistry:
         of requests therefore neither blocks the loop nor starts many threads that compete with it.
         """
         if not inline:
-            await self._turn.acquire()
-            running = asyncio.get_running_loop().run_in_executor(None, work)
-            # A thread does not end when its caller is cancelled, for example by a disconnection.
-            running.add_done_callback(self._end_turn)
-            return await asyncio.shield(running)
+            return await run_in_thread(self._turn, work)
         async with self._turn:
             found = work()
             await asyncio.sleep(0)
             return found
-
-    def _end_turn(self, ended: asyncio.Future[T]) -> None:
-        self._turn.release()
-        if not ended.cancelled():
-            ended.exception()  # after a cancellation of the caller, no other code reads it
 
 
 async def admit_producer(

@@ -18,6 +18,26 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+async def run_in_thread(turn: asyncio.Lock, work: Callable[[], Answer]) -> Answer:
+    """Run `work` in a thread, and hold `turn` until the thread ends. A thread does not end when its
+    caller is cancelled, for example by a disconnection, so `turn` bounds the number of threads.
+    Raises the error of `work`, or RuntimeError if no thread can be started."""
+
+    def end(ended: asyncio.Future[Answer]) -> None:
+        turn.release()
+        if not ended.cancelled():
+            ended.exception()  # after a cancellation of the caller, no other code reads it
+
+    await turn.acquire()
+    try:
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:
+        turn.release()
+        raise
+    running.add_done_callback(end)
+    return await asyncio.shield(running)
+
+
 class Turns:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()  # grants in FIFO order

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
-from magnetar.runtime.turns import Turns
+import pytest
+
+from magnetar.runtime.turns import Turns, run_in_thread
 
 
 async def test_at_most_one_slice_runs_in_a_turn_of_the_loop() -> None:
@@ -66,3 +69,17 @@ async def test_each_takes_a_turn_for_a_slice_and_none_for_few_items() -> None:
         assert await turns.each(range(7), double, slice_items=3) == [0, 2, 4, 6, 8, 10, 12]
         counting.cancel()
     assert seen[0] == seen[2] < seen[3] == seen[5] < seen[6]
+
+
+@pytest.mark.real_loop
+async def test_a_thread_that_cannot_start_leaves_the_turn_to_the_next_caller() -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    asyncio.get_running_loop().set_default_executor(executor)
+    turn = asyncio.Lock()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot schedule"):
+            await run_in_thread(turn, lambda: 7)
+    assert not turn.locked()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    assert await run_in_thread(turn, lambda: 7) == 7

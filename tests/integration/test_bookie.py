@@ -518,5 +518,5 @@ def test_a_killed_probe_process_does_not_make_the_store_damaged(
     )
     with monkeypatch.context() as patched:
         patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-        with pytest.raises(DirectoryUnusable, match="the store that SIGKILL ended"):
+        with pytest.raises(DirectoryUnusable, match="ended by SIGKILL"):
             open_killed_directory(tmp_path, open_deadline_s=20)

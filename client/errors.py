@@ -226,6 +226,13 @@ class ConnectError(PulsarException):
     result = Result.ConnectError
 
 
+class LookupError(PulsarException):  # noqa: A001 - Apache's name
+    """The brokers redirected the lookup of a topic more often than the client allows."""
+
+    result = Result.LookupError
+    definite = True
+
+
 class Interrupted(PulsarException):
     """The outcome is unknown: the client was closed, or Ctrl-C ended the wait."""
 
@@ -245,13 +252,6 @@ class UnknownError(PulsarException):
     exception in the client ended a producer or consumer."""
 
     result = Result.UnknownError
-
-
-class LookupError(PulsarException):  # noqa: A001 - Apache's name
-    """The brokers redirected the lookup of a topic more often than the client allows."""
-
-    result = Result.LookupError
-    definite = True
 
 
 class AuthenticationError(PulsarException):

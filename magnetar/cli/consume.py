@@ -90,7 +90,7 @@ def consume(
     if as_json + quiet + hide_content > 1:
         raise typer.BadParameter("--json, --quiet and --hide-content cannot be combined")
     show = describe_json if as_json else content_of if quiet else describe
-    received: int | None = None  # None: the consumer is not subscribed yet
+    consumed: int | None = None  # None: the consumer is not subscribed yet
 
     async def work() -> None:
         async with magnetar.asyncio.Client(service_url) as client:
@@ -104,22 +104,22 @@ def consume(
             await receive(consumer)
 
     async def receive(consumer: magnetar.asyncio.Consumer) -> None:
-        nonlocal received
-        received = 0
+        nonlocal consumed
+        consumed = 0
         pace = Pace(rate, saved_s=SAVED_S)
-        while num_messages == 0 or received < num_messages:
+        while num_messages == 0 or consumed < num_messages:
             await pace.wait()
             message = await consumer.receive()
-            received += 1
             if not hide_content:
                 typer.echo(show(message))
             await consumer.acknowledge(message)
+            consumed += 1
 
     try:
         run_client(service_url, work())
     finally:  # also after Ctrl-C, and after an error
-        if received is not None and not (as_json or quiet):
-            typer.echo(f"{received} messages successfully consumed")
+        if consumed is not None and not (as_json or quiet):
+            typer.echo(f"{consumed} messages successfully consumed")
 
 
 def describe(message: magnetar.Message) -> str:

@@ -6,12 +6,9 @@ import asyncio
 import os
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STDIN: Final = "-"
 READ_BYTES: Final = 64 << 10
@@ -24,9 +21,9 @@ class LineSource:
     and the producer refuses this part. So the memory for a line is bounded.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         """Open the file `path`; "-" is standard input. Raises OSError."""
-        self._own = str(path) != STDIN
+        self._own = path != STDIN
         self._fd = os.open(path, os.O_RDONLY) if self._own else sys.stdin.fileno()
         self._lines: deque[bytes] = deque()
         self._rest = b""  # the beginning of a line whose end has not been read yet

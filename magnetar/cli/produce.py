@@ -34,8 +34,13 @@ def produce(
         ),
     ] = None,
     lines: Annotated[
-        Path | None,
-        typer.Option("--lines", "-l", help="send each line of this file; - for standard input"),
+        str | None,  # a Path would turn the file name ./- into -
+        typer.Option(
+            "--lines",
+            "-l",
+            metavar="PATH",
+            help="send each line of this file; - for standard input, ./- for a file named -",
+        ),
     ] = None,
     files: Annotated[
         list[Path] | None,
@@ -66,10 +71,10 @@ def produce(
     if STDIN in (messages or []):
         if lines is not None:
             raise typer.BadParameter("--lines and `--messages -` cannot be combined")
-        lines = Path(STDIN)
+        lines = STDIN
     if not texts and not files and lines is None:
         raise typer.BadParameter("give messages with --messages, --lines or --files")
-    if lines == Path(STDIN) and num_produce > 1:
+    if lines == STDIN and num_produce > 1:
         raise typer.BadParameter("standard input can be sent only once: leave out --num-produce")
     labels = parse_properties(properties or [])
     sent = 0
@@ -128,7 +133,7 @@ async def send_paced(
 
 
 async def _chunks(
-    contents: Sequence[bytes], lines: Path | None, times: int
+    contents: Sequence[bytes], lines: str | None, times: int
 ) -> AsyncIterator[Sequence[bytes]]:
     """Yield all messages, `times` times, in chunks of at most IN_FLIGHT_MAX messages."""
     count = len(contents) * times

@@ -46,6 +46,8 @@ def get(
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """Print the newest version of a topic's schema as JSON, or the given version, or all."""
+    if all_versions and version is not None:
+        raise typer.BadParameter("--version and --all-version cannot be combined")
     path = schema_path(topic)
     if all_versions:
         print_json(command(admin_url, "GET", f"{path}/schemas")["getSchemaResponses"])
@@ -99,6 +101,12 @@ def _read(file: Path) -> Any:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         fail(f"{file}: {error}", code=USAGE)
-    if not isinstance(found, dict) or not isinstance(found.get("schema"), str):
-        fail(f"{file}: expected an object whose type and schema are strings", code=USAGE)
+    members = found if isinstance(found, dict) else {}
+    wrong = [name for name in ("type", "schema") if not isinstance(members.get(name), str)]
+    if wrong:
+        fail(
+            f"{file}: expected an object whose type and schema are strings; missing or no string:"
+            f" {', '.join(wrong)}",
+            code=USAGE,
+        )
     return found

@@ -70,6 +70,7 @@ def test_produce_without_messages_is_a_usage_error() -> None:
         (["produce", "t", "-l", "-", "-n", "2"], "standard input can be sent only once"),
         (["produce", "t", "-m", "-", "-l", "lines"], "--lines and"),
         (["consume", "t", "-s", "s", "--json", "--quiet"], "cannot be combined"),
+        (["schemas", "get", "t", "--version", "3", "--all-version"], "cannot be combined"),
     ],
 )
 def test_contradicting_options_are_refused(arguments: list[str], reason: str) -> None:
@@ -110,7 +111,7 @@ async def test_a_pace_saves_only_a_limited_part_of_an_idle_time() -> None:
 
 async def _all_lines(path: Path, lines_max: int) -> list[bytes]:
     found = []
-    with LineSource(path) as source:
+    with LineSource(str(path)) as source:
         while chunk := await source.read(lines_max):
             assert len(chunk) <= lines_max
             found += chunk
@@ -240,3 +241,29 @@ def test_produce_sends_more_bytes_than_may_be_pending(tmp_path: Path) -> None:
         assert (code, said) == (0, "14 messages successfully produced\n")
         [topic] = service.brokers[0].broker.topics
         assert topic.log.chain.entry_count == 14
+
+
+def test_lines_of_a_file_named_dash_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "-").write_text("a\nb\n")
+    monkeypatch.chdir(tmp_path)
+    with brokers_in_thread(1) as service:
+        code, said = invoke("produce", "t", "-l", "./-", "--service-url", service.grpc_url)
+        assert (code, said) == (0, "2 messages successfully produced\n")
+
+
+def test_consume_does_not_count_a_message_whose_acknowledgement_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise magnetar.AlreadyClosed("the consumer was closed")
+
+    monkeypatch.setattr(magnetar.asyncio.Consumer, "acknowledge", refuse)
+    with brokers_in_thread(1) as service:
+        target = ("t", "--service-url", service.grpc_url)
+        assert invoke("produce", *target, "-m", "x")[0] == 0
+        code, said = invoke("consume", *target, "-s", "s", "-p", "Earliest")
+    assert code == 1
+    assert "content:x" in said
+    assert "0 messages successfully consumed" in said

@@ -181,5 +181,22 @@ def test_the_command_line_asks_the_broker(tmp_path: Path) -> None:
         ]
         assert "has version 4" in said[3][1]
         assert "incompatible by strategy FULL" in said[5][1]
-        file.write_text("[]")
-        assert invoke(broker.url, "schemas", "upload", "t", "-f", str(file))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ([], "type, schema"),
+        ({"schema": "{}"}, "type"),
+        ({"type": None, "schema": "{}"}, "type"),
+        ({"type": "AVRO", "schema": {}}, "schema"),
+    ],
+)
+def test_the_error_of_a_schema_file_names_the_wrong_members(
+    tmp_path: Path, content: object, wrong: str
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(content))
+    code, _, errors = invoke("http://127.0.0.1:1", "schemas", "upload", "t", "-f", str(file))
+    assert code == 2
+    assert errors.endswith(f"missing or no string: {wrong}\n")

@@ -205,7 +205,7 @@ def report() -> None:
     print(
         f"\n{figure.acked:,} random acknowledgements in lists of {LIST:,}: durable after"
         f" {figure.persist_s:.1f} s ({figure.persist_cpu_s:.1f} s of CPU), recovered in"
-        f" {figure.recover_s:.1f} s (target: < 10 together); {figure.lost} lost,"
+        f" {figure.recover_s:.1f} s (target: < 10 s together); {figure.lost} lost,"
         f" {figure.invented} invented",
         flush=True,
     )

@@ -25,6 +25,45 @@ _OWN = ("_default", "_required", "_required_default")
 """The attributes of a record that are not fields."""
 
 
+class Defined(set[str]):
+    """The full names that one schema defines so far, with their classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: dict[str, Any] = {}
+
+
+def is_defined(name: str, cls: Any, defined_names: set[str]) -> bool:
+    """Return whether the schema defines `name` already; if not, note that it does now.
+
+    Raises TypeError if `defined_names` is a `Defined` and the name belongs to another class. Record
+    classes and enums with the same definition may have the same name, as in Apache's client.
+    """
+    if isinstance(defined_names, Defined):
+        other = defined_names.classes.setdefault(name, cls)
+        if other is not cls and _definition(other) != _definition(cls):
+            raise TypeError(
+                f"{_path(other)} and {_path(cls)} have the same name in one schema; rename one of"
+                " the classes"
+            )
+    if name in defined_names:
+        return True
+    defined_names.add(name)
+    return False
+
+
+def _definition(cls: Any) -> Any:
+    """Return the Avro schema of a Record class, and the symbols of an enum. A dataclass or a model
+    equals only itself."""
+    if issubclass(cls, Record):
+        return cls.schema_info(set())  # a plain set: this call must not compare again
+    return list(cls.__members__) if issubclass(cls, Enum) else cls
+
+
+def _path(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 class Field:
     """A field of a record.
 
@@ -63,8 +102,9 @@ class Field:
         return val
 
     def schema(self) -> Any:
-        """Return the schema of the field's type."""
-        return self.schema_info(set())
+        """Return the schema of the field's type. Raises TypeError if two classes of different
+        definitions have the same name."""
+        return self.schema_info(Defined())
 
     def schema_info(self, _defined_names: set[str]) -> Any:
         """Return the schema. If the type's name is in `_defined_names`, return only the name."""
@@ -188,9 +228,8 @@ class CustomEnum(Field):
 
     def schema_info(self, defined_names: set[str]) -> Any:
         name = self.enum_type.__name__
-        if name in defined_names:
+        if is_defined(name, self.enum_type, defined_names):
             return name
-        defined_names.add(name)
         return {"type": "enum", "name": name, "symbols": [it.name for it in self.enum_type]}
 
 
@@ -310,8 +349,9 @@ class Record(metaclass=_RecordMeta):
 
     @classmethod
     def schema(cls) -> Any:
-        """Return the Avro schema of the class."""
-        return cls.schema_info(set())
+        """Return the Avro schema of the class. Raises TypeError if two classes of different
+        definitions have the same name."""
+        return cls.schema_info(Defined())
 
     @classmethod
     def schema_info(cls, defined_names: set[str]) -> Any:
@@ -319,9 +359,8 @@ class Record(metaclass=_RecordMeta):
         name."""
         name = cls.__name__
         full = name if cls._avro_namespace is None else f"{cls._avro_namespace}.{name}"
-        if full in defined_names:
+        if is_defined(full, cls, defined_names):
             return full
-        defined_names.add(full)
         schema: dict[str, Any] = {"type": "record", "name": name}
         if cls._avro_namespace is not None:
             schema["namespace"] = cls._avro_namespace

@@ -9,7 +9,7 @@ import typing
 from enum import Enum
 from typing import Any, Final, Union, get_args, get_origin
 
-from magnetar.client.schema.definition import Record, arguments_of, set_others
+from magnetar.client.schema.definition import Defined, Record, arguments_of, is_defined, set_others
 
 _PRIMITIVES: Final[dict[Any, str]] = {
     bool: "boolean",
@@ -27,7 +27,7 @@ def definition_of(cls: Any) -> Any:
     if isinstance(cls, type) and issubclass(cls, Record):
         return cls.schema()
     if is_model(cls) or (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        return _record(cls, _Defined())
+        return _record(cls, Defined())
     raise TypeError(f"{cls!r} is no Record class, dataclass or Pydantic model")
 
 
@@ -122,40 +122,9 @@ def _require(tree: Any, kind: type) -> None:
         raise TypeError(f"{tree!r:.80} is no {kind.__name__}")
 
 
-class _Defined(set[str]):
-    """The names that the schema defines so far."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # The dataclasses, models and enums by name. Names that only a Record defined are missing.
-        self._classes: dict[str, Any] = {}
-
-    def has(self, cls: Any) -> bool:
-        """Return whether the schema defines the class already; if not, note that it does now.
-
-        Raises TypeError if the schema defines another class with the same name.
-        """
-        name = cls.__name__
-        if name not in self:
-            self.add(name)
-            self._classes[name] = cls
-            return False
-        other = self._classes.get(name, cls)
-        if other is not cls:
-            raise TypeError(
-                f"{_full_name(other)} and {_full_name(cls)} have the same name in one schema;"
-                " rename one of the classes"
-            )
-        return True
-
-
-def _full_name(cls: Any) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _record(cls: Any, defined: _Defined) -> Any:
+def _record(cls: Any, defined: Defined) -> Any:
     name = cls.__name__
-    if defined.has(cls):
+    if is_defined(name, cls, defined):
         return name
     hints = typing.get_type_hints(cls)
     fields = []
@@ -205,7 +174,7 @@ def _optional(hint: Any) -> Any:
     return others[0] if len(others) == 1 and len(get_args(hint)) == 2 else None
 
 
-def _type(hint: Any, where: str, defined: _Defined, in_model: bool) -> Any:
+def _type(hint: Any, where: str, defined: Defined, in_model: bool) -> Any:
     if hint in _PRIMITIVES:
         return _PRIMITIVES[hint]
     origin, arguments = get_origin(hint), get_args(hint)
@@ -225,14 +194,14 @@ def _type(hint: Any, where: str, defined: _Defined, in_model: bool) -> Any:
     )
 
 
-def _part(hint: Any, where: str, defined: _Defined, in_model: bool) -> Any:
+def _part(hint: Any, where: str, defined: Defined, in_model: bool) -> Any:
     optional = _optional(hint)
     if optional is None:
         return _type(hint, where, defined, in_model)
     return ["null", _type(optional, where, defined, in_model)]
 
 
-def _enum(hint: type[Enum], where: str, defined: _Defined, in_model: bool) -> Any:
+def _enum(hint: type[Enum], where: str, defined: Defined, in_model: bool) -> Any:
     """Return the type of an enum. A model writes the members' values, a dataclass their names."""
     if in_model:
         kinds = {type(it.value) for it in hint}
@@ -240,7 +209,7 @@ def _enum(hint: type[Enum], where: str, defined: _Defined, in_model: bool) -> An
             raise TypeError(f"{where}: the values of {hint.__name__} have no common Avro type")
         return _PRIMITIVES[kinds.pop()]
     name = hint.__name__
-    if defined.has(hint):
+    if is_defined(name, hint, defined):
         return name
     symbols = [it.name for it in hint]
     if not all(_SYMBOL(it) for it in symbols):

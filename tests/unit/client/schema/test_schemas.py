@@ -205,6 +205,38 @@ def test_two_classes_of_one_name_in_a_schema_are_refused(kind: type) -> None:
     ours.JsonSchema(make_dataclass("Same", [("x", one), ("y", one)]))
 
 
+def record_item(**fields: Any) -> Any:
+    return type(ours.Record)("Item", (ours.Record,), fields)
+
+
+@pytest.mark.parametrize("record_first", [True, False])
+@pytest.mark.parametrize("kind", [object, BaseModel, Enum], ids=["dataclass", "model", "enum"])
+def test_a_record_and_another_class_of_one_name_are_refused(kind: type, record_first: bool) -> None:
+    pair = [record_item(a=ours.String()), named_item(kind, "a")]
+    first, second = pair if record_first else reversed(pair)
+    with pytest.raises(TypeError, match="have the same name in one schema"):
+        ours.JsonSchema(make_dataclass("Both", [("x", first), ("y", second)]))
+
+
+def test_records_of_one_name_with_other_fields_are_refused() -> None:
+    one, other = record_item(a=ours.String()), record_item(b=ours.String())
+    nested = record_item(a=one())
+    both = {"x": one(), "y": other()}
+    for cls in (
+        make_dataclass("Both", [("x", one), ("y", other)]),
+        type(ours.Record)("Both", (ours.Record,), both),
+        nested,  # a record within another record of the same name
+    ):
+        with pytest.raises(TypeError, match="have the same name in one schema"):
+            ours.JsonSchema(cls)
+
+
+def test_records_of_one_name_with_the_same_fields_share_a_definition() -> None:
+    one, other = record_item(a=ours.String()), record_item(a=ours.String())
+    schema = ours.JsonSchema(make_dataclass("Both", [("x", one), ("y", other)]))
+    assert json.loads(schema.schema_info().schema())["fields"][1] == {"name": "y", "type": "Item"}
+
+
 @pytest.mark.parametrize(
     "schema", [ours.StringSchema(), ours.BytesSchema(), ours.JsonSchema(Inner)]
 )

@@ -479,8 +479,8 @@ class Client:
             self._watching = True
             self._parts.scope.start(self._watch.run(), "choice of a cluster")
 
-    def _move(self, info: ServiceInfo) -> None:
-        """Move to another cluster.
+    def _move(self, info: ServiceInfo) -> bool:
+        """Move to another cluster. Returns False if the client is closed.
 
         Producers send their pending messages to the new cluster. Consumers continue with the
         subscription of the new cluster. Readers and table views begin at the earliest message of
@@ -488,7 +488,7 @@ class Client:
         new cluster; the client then stays in the previous cluster.
         """
         if self._failure is not None:
-            return
+            return False
         options = in_cluster(self._options, info)
         dialer = self._new_dialer(options)
         self._parts.lookup.move(service_url_of(options))
@@ -500,6 +500,7 @@ class Client:
         reason = "the client moves to another cluster"
         self._parts.pool.move(credentials_of(options.authentication), reason)
         self._parts.scope.start(former.close(), "end of the former cluster's connections")
+        return True
 
     def _check_open(self) -> None:
         if self._failure is not None:

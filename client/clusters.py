@@ -71,11 +71,12 @@ class ClusterWatch:
     def __init__(
         self,
         source: AutoClusterFailover | ServiceInfoProvider,
-        move: Callable[[ServiceInfo], None],
+        move: Callable[[ServiceInfo], bool],
         probe: Probe,
         timeout_s: float,
     ) -> None:
-        """`timeout_s`: the time limit of one probe."""
+        """`move` returns False if the client is closed. `timeout_s`: the time limit of one
+        probe."""
         self._source = source
         self._move = move
         self._probe = probe
@@ -126,11 +127,13 @@ class ClusterWatch:
             return False
 
     def _use(self, info: ServiceInfo) -> bool:
-        """Move to the cluster unless it is in use. Returns False if the client cannot use it."""
+        """Move to the cluster unless it is in use. Returns False if the client cannot use it, or is
+        closed."""
         if info is self._current:
             return True
         try:
-            self._move(info)
+            if not self._move(info):
+                return False
         except PulsarException as error:  # the client cannot use its URL or certificates
             log.error("the cluster cannot be used", service=repr(info), error=str(error))
             return False

@@ -186,6 +186,21 @@ async def test_a_client_follows_its_provider() -> None:
         assert provider.closed == 1
 
 
+@pytest.mark.real_loop(30)
+async def test_an_update_after_close_logs_no_move(caplog: pytest.LogCaptureFixture) -> None:
+    provider = Provider()
+    async with client_between(provider, set()) as (client, _, _two):
+        await client.create_producer("t")
+        await wait_until(lambda: provider.update)
+        assert provider.update is not None
+        await client.close()
+        provider.update(INFOS[1])
+        await asyncio.sleep(0)  # the turn of the loop that takes the update
+        await asyncio.sleep(0)
+        assert client.get_service_info().service_url == A
+        assert "moved to another cluster" not in caplog.text
+
+
 def test_wrong_sources_are_refused() -> None:
     with pytest.raises(ValueError, match="service_url"):
         ClientOptions(5)  # type: ignore[arg-type]
@@ -300,10 +315,11 @@ async def test_a_client_that_cannot_return_to_its_primary_still_leaves_a_dead_se
     used: list[ServiceInfo] = []
     readable = False
 
-    def move(info: ServiceInfo) -> None:
+    def move(info: ServiceInfo) -> bool:
         if info is INFOS[0] and not readable:
             raise InvalidConfiguration("the certificates cannot be read")
         used.append(info)
+        return True
 
     async def probe(url: str, _: float) -> bool:
         return up[url]

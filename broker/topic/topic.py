@@ -353,6 +353,8 @@ class PersistentTopic:
 
     def _wake_at(self, due: float) -> None:
         """Resume the producers at the loop's time `due`, when the publish rate admits more."""
+        if self._rate_timer is not None:  # the timer of an earlier rate
+            self._rate_timer.cancel()
         self._rate_timer = asyncio.get_running_loop().call_at(due, self._on_rate)
 
     def _on_rate(self) -> None:

@@ -166,3 +166,22 @@ async def test_no_timer_runs_while_the_rate_is_kept() -> None:
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.publish("a", "b")
         assert it.topic._rate_timer is None
+
+
+async def test_a_new_rate_ends_the_timer_of_the_earlier_rate() -> None:
+    policies = SettablePolicies(publish_rate=Rate(1, 0, 100))
+    async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
+        now = asyncio.get_running_loop().time()
+        handle, _ = await it.produce("p")
+        for number in range(2):
+            handle.publish(numbered("p", number), now)
+        earlier = it.topic._rate_timer
+        policies.set(publish_rate=Rate(1, 0, 200))
+        for number in range(2, 4):
+            handle.publish(numbered("p", number), now)
+        later = it.topic._rate_timer
+        assert earlier is not None
+        assert earlier.cancelled()
+        assert later is not None
+        assert later.when() > earlier.when()
+        assert not later.cancelled()

@@ -28,6 +28,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.broker.log.owned_record import (
     METADATA_TIMEOUT_S,
     dropping,
@@ -42,9 +43,10 @@ from magnetar.metadata.codec import (
     encode_tombstone,
     encode_topic,
 )
-from magnetar.metadata.errors import InvalidRecord
+from magnetar.metadata.errors import InvalidRecord, MetadataError, OutcomeUnknown, Unavailable
 from magnetar.metadata.model import TopicRecord, TopicTombstone
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
+from magnetar.protos.errors import InvalidTopicName
 from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.log import get_logger
 
@@ -190,12 +192,17 @@ class TopicDeletions:
 
     async def sweep(self, brokers: Mapping[str, str]) -> None:
         """Finish the deletions that dead brokers have begun, and remove tombstones that are no
-        longer needed. `brokers`: all registered brokers, with their incarnations."""
+        longer needed. `brokers`: all registered brokers, with their incarnations.
+
+        An error of one topic does not stop the sweep of the others. Raises OutcomeUnknown and
+        Unavailable: the metadata store does not answer."""
         for child in await self._store.children(paths.DELETED_TOPICS):
             path = f"{paths.DELETED_TOPICS}/{child}"
             try:
                 await self._sweep_one(path, TopicName.parse(paths.unquoted(child)), brokers)
-            except InvalidRecord as error:
+            except (OutcomeUnknown, Unavailable):
+                raise
+            except (MetadataError, LedgerError, InvalidTopicName, UnicodeDecodeError) as error:
                 log.error("a deleted topic cannot be swept", path=path, error=str(error))
 
     async def _sweep_one(self, path: str, name: TopicName, brokers: Mapping[str, str]) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
-from fakes.ledgers import BrokerDied, FakeLedgers, Steps
+from fakes.ledgers import BrokerDied, FakeLedgers, SharedLedgers, Steps
 from fakes.topic_log import TOPIC, SteppingStore, TopicLog, drawn_incarnation, opened
 from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
+from magnetar.bookie.ledger.errors import LedgerRefused
 from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.errors import LogError, LogFenced, LogUnavailable, TopicDeleted, TopicNotFound
 from magnetar.broker.log.owned_record import OwnedRecord, topic_path
@@ -32,7 +33,7 @@ from magnetar.broker.log.topic_deletion import (
 )
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_tombstone, decode_topic, encode_topic
-from magnetar.metadata.errors import Unavailable
+from magnetar.metadata.errors import NotEmpty, Unavailable
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import (
     DroppedHead,
@@ -412,6 +413,54 @@ async def test_a_tombstone_stays_while_a_broker_runs_that_ran_at_the_deletion() 
     assert await world.store().get(TOMBSTONE) is not None
     await sweeper.sweep({"b1": "2" * 32})  # b1 was restarted
     assert await world.store().get(TOMBSTONE) is None
+
+
+class RefusingLedgers(FakeLedgers):
+    """Ledgers whose deletion fails."""
+
+    def __init__(self, shared: SharedLedgers, error: Exception) -> None:
+        super().__init__(shared)
+        self.error = error
+
+    async def delete(self, ledger: LedgerId) -> None:
+        raise self.error
+
+
+async def two_deleted_topics(world: ClusterState) -> tuple[str, str]:
+    """Leave a deletion that stopped after its mark, and an old tombstone. Return their paths."""
+    stopped, old = TOPIC, replace(TOPIC, topic="z")
+    await OwnedRecord.take(old, world.store(), incarnation=drawn_incarnation())
+    await delete(world, name=old)
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+    refusing = RefusingLedgers(world.ledgers, NotEmpty("/x"))
+    with pytest.raises(NotEmpty):
+        await TopicDeletions(world.store(), refusing, world.clock).delete_unopened(
+            stopped, incarnation=drawn_incarnation(), brokers={}
+        )
+    advance(world, TOMBSTONE_S_MAX + 1)
+    return paths.deleted_topic(str(stopped)), paths.deleted_topic(str(old))
+
+
+@pytest.mark.parametrize("error", [NotEmpty("/x"), LedgerRefused(1, "a fault")])
+async def test_an_error_of_one_topic_does_not_stop_the_sweep(error: Exception) -> None:
+    world = ClusterState()
+    stopped, old = await two_deleted_topics(world)
+    for foreign in (paths.deleted_topic("a//b"), f"{paths.DELETED_TOPICS}/%FF"):
+        await world.store().put(foreign, b"", expected=ABSENT)
+    ledgers = RefusingLedgers(world.ledgers, error)
+    await TopicDeletions(world.store(), ledgers, world.clock).sweep({})
+    assert await world.store().get(stopped) is not None
+    assert await world.store().get(old) is None
+
+
+async def test_a_store_that_does_not_answer_ends_the_sweep() -> None:
+    world = ClusterState()
+    _, old = await two_deleted_topics(world)
+    ledgers = RefusingLedgers(world.ledgers, Unavailable("a fault"))
+    with pytest.raises(Unavailable):
+        await TopicDeletions(world.store(), ledgers, world.clock).sweep({})
+    assert await world.store().get(old) is not None
 
 
 async def test_a_tombstone_is_removed_after_a_day() -> None:

@@ -21,15 +21,16 @@ from magnetar.broker.operations.namespaces import (
     read,
 )
 from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import BadVersion, NoNode, OutcomeUnknown, Unavailable
 from magnetar.metadata.policies import Policies, TopicPolicies, effective
-from magnetar.metadata.store import DELETE, KEEP, update
+from magnetar.metadata.store import DELETE, KEEP, UPDATE_PAUSE_S, update
 from magnetar.protos.names import Domain, NamespaceName, TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from magnetar.broker.broker import Broker
-    from magnetar.metadata.store import Verdict
+    from magnetar.metadata.store import Verdict, Versioned
 
 Target = NamespaceName | TopicName
 
@@ -76,11 +77,15 @@ async def set_policy(broker: Broker, target: Target, field: str, value: Any) -> 
 async def _change_topic(
     broker: Broker, name: TopicName, change: Callable[[Policies], Policies]
 ) -> None:
+    writes = False
+
     def written(stored: bytes | None) -> bytes | Verdict:
+        nonlocal writes
         record = TopicPolicies() if stored is None else codec.decode_topic_policies(stored)
         policies = change(record.policies)
         if policies == record.policies:
             return KEEP
+        writes = True
         if replace(policies, version=0) == _UNSET and not policies.unknown:
             return DELETE  # a topic without policies of its own has no record
         return codec.encode_topic_policies(replace(record, policies=policies))
@@ -92,21 +97,33 @@ async def _change_topic(
     try:
         await _require_topic(broker, name)
     except TopicNotFound:  # a later topic of this name must not find these policies
-        if changed is not None:
-            await _take_back(broker, name, changed.value)
+        if writes and changed is not None:
+            await _take_back(broker, name, changed)
         raise
 
 
-async def _take_back(broker: Broker, name: TopicName, policies: bytes) -> None:
-    """Remove these policies of a deleted topic. A later topic of the same name keeps its own
-    policies."""
-    deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
-    await update(
-        broker.metadata,
-        _path(name),
-        lambda value: DELETE if value == policies else KEEP,
-        deadline=deadline,
-    )
+async def _take_back(broker: Broker, name: TopicName, written: Versioned) -> None:
+    """Remove the policies that this request wrote for a deleted topic. A later topic of the same
+    name keeps its own policies, also if they are equal: their version differs. Raises TimeoutError.
+
+    NOTE: the version of a node begins at 0 again after the node was deleted. Equal policies that a
+    later topic got in the first write of a new node are removed.
+    """
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        while True:
+            try:
+                found = await broker.metadata.get(_path(name))
+                if found is None or (found.value, found.version) != (
+                    written.value,
+                    written.version,
+                ):
+                    return
+                await broker.metadata.delete(_path(name), expected=written.version)
+                return
+            except (BadVersion, NoNode):  # changed meanwhile: compare again
+                continue
+            except (OutcomeUnknown, Unavailable):
+                await asyncio.sleep(UPDATE_PAUSE_S)
 
 
 async def _require_topic(broker: Broker, name: TopicName) -> None:

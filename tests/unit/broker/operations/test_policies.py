@@ -365,8 +365,12 @@ async def test_writers_of_different_policies_do_not_undo_each_other() -> None:
             )
 
 
-async def test_policies_stored_too_late_do_not_replace_those_of_the_next_topic() -> None:
-    """The topic is deleted while its policies are stored, and then created again."""
+@pytest.mark.parametrize("equal", [False, True])
+async def test_policies_stored_too_late_do_not_replace_those_of_the_next_topic(
+    equal: bool,
+) -> None:
+    """The topic is deleted while its policies are stored, and then created again. The policies of
+    the next topic stay, also if they are equal to the late ones."""
     name = TopicName.parse("t")
     path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
     next_ones = codec.encode_topic_policies(TopicPolicies(policies=Policies(message_ttl_s=9)))
@@ -386,12 +390,39 @@ async def test_policies_stored_too_late_do_not_replace_those_of_the_next_topic()
         other = cluster.store()
         found = await other.get(path)
         assert found is not None
+        next_ones = found.value if equal else next_ones
         await other.put(path, next_ones, expected=found.version)  # policies of a newer topic
         read.set()
         await setting
         found = await other.get(path)
         assert found is not None
         assert found.value == next_ones
+
+
+async def test_a_request_for_a_deleted_topic_removes_only_policies_that_it_wrote() -> None:
+    """The request finds equal policies and writes nothing. The topic is deleted, and a newer topic
+    gets the same policies, before the request looks at the topic again."""
+    name = TopicName.parse("t")
+    path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
+    cluster = ClusterState()
+    async with place(cluster) as here, asyncio.TaskGroup() as group:
+        broker, store, other = here.broker, here.store, cluster.store()
+        await create_topic(broker, name)
+        await set_policy(broker, name, "message_ttl_s", 5)
+        equal = await other.get(path)
+        assert equal is not None
+        compared = asyncio.Event()
+        store.gates["get", path] = compared
+        setting = group.create_task(_refused(set_policy(broker, name, "message_ttl_s", 5)))
+        await wait_until(lambda: ("get", path) in store.held)
+        del store.gates["get", path]
+        topic = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
+        record = await other.get(topic)
+        assert record is not None
+        await other.delete(topic, expected=record.version)
+        compared.set()
+        await setting
+        assert await other.get(path) is not None
 
 
 async def _refused(setting: Awaitable[None]) -> None:

@@ -159,7 +159,7 @@ class PartitionCalls:
     serve: "App"
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()  # held while a thread decodes
+        self._turn = asyncio.Lock()  # held while a thread decodes or combines answers
 
     async def __call__(self, method: str, name: TopicName, rest: str) -> tuple[int, Any]:
         path, _, query = f"{path_of(name)}{rest}".partition("?")
@@ -209,6 +209,13 @@ class PartitionCalls:
         """Decode a large answer in a thread, one answer at a time: several threads that compete
         with the event loop for the interpreter's lock would stop it for 0.15 s."""
         return await run_in_thread(self._turn, partial(decoded, answer))
+
+    async def combined(self, names: list[TopicName], answers: list[tuple[int, bytes]]) -> Response:
+        """Combine the answers of all partitions; see `_combined`. Lists of subscriptions of many
+        partitions are combined in a thread, one request at a time."""
+        if sum(len(body) for _, body in answers) <= DECODED_BYTES_MAX:
+            return _combined(names, answers)
+        return await run_in_thread(self._turn, partial(_combined, names, answers))
 
     async def _here(
         self, method: str, path: str, query: bytes, body: bytes
@@ -320,7 +327,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 # Send the slash at the end, too: each partition removes one slash, which otherwise
                 # could be part of a subscription's name.
                 answers = await _send_all(calls, method, names, rest + slash, query, body)
-                answer = _combined(names, answers)
+                answer = await calls.combined(names, answers)
         except OPERATING_ERRORS as error:
             answer = _refused(error)
         await answer(scope, receive, send)

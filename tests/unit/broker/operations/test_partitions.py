@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from types import SimpleNamespace
@@ -489,6 +490,49 @@ async def test_a_large_answer_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyP
         body = b'{"a": "%b"}' % (b"x" * (size - 9))
         assert len(body) == size
         assert await calls("GET", NAME, "/stats") == (200, {"a": "x" * (size - 9)})
+    here, other = threads
+    assert here is threading.main_thread()
+    assert other is not here
+
+
+@pytest.mark.real_loop
+async def test_lists_of_many_subscriptions_are_combined_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request to all partitions, whose answers have many subscriptions together."""
+    threads: list[threading.Thread] = []
+    combine = partitions._combined
+
+    def combined(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return combine(*arguments)
+
+    monkeypatch.setattr(partitions, "_combined", combined)
+    subscriptions: list[str] = []
+    told: list[Any] = []
+
+    async def serve(_scope: Any, _receive: Any, send: Any) -> None:
+        body = json.dumps(subscriptions).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    path = f"/admin/v2/persistent/{T}/subscriptions"
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode()}
+    scope["query_string"] = b""
+    calls = PartitionCalls()
+    calls.serve = serve
+    async with running_broker(ClusterState()) as broker:
+        await broker.broker.create_partitioned_topic(NAME, 4, {})
+        for count in (10, DECODED_BYTES_MAX // 40):  # 4 partitions, 12 bytes a name
+            subscriptions[:] = [f"{number:08}" for number in range(count)]
+            await fanned_out(serve, broker.broker, calls)(scope, receive, send)
+            assert json.loads(told[-1]["body"]) == subscriptions
     here, other = threads
     assert here is threading.main_thread()
     assert other is not here

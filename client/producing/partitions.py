@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from magnetar.client.environment import Parts
     from magnetar.client.options import ProducerOptions
     from magnetar.client.producing.batching import Done
-    from magnetar.client.producing.publisher import OwningProducer
+    from magnetar.client.producing.publisher import FlushError, OwningProducer
     from magnetar.protos import pulsar_pb2 as pb
     from magnetar.protos.message import OutgoingMessage
     from magnetar.protos.names import TopicName
@@ -105,21 +105,23 @@ class PartitionedPublisher:
 
     async def flush(self) -> None:
         """Return when every message submitted so far is stored. Raises the first error."""
-        raised: list[tuple[Publisher, PulsarException]] = []
+        errors: list[tuple[Publisher, FlushError]] = []
 
         async def flush(publisher: Publisher) -> None:
-            try:
-                await publisher.flush()
-            except PulsarException as error:
-                raised.append((publisher, error))
-                raise
+            error = await publisher.flushed()
+            if error is not None:
+                errors.append((publisher, error))
+                raise error.error
 
+        raised = True
         try:
             await together(flush(publisher) for publisher in self._begun())
         except asyncio.CancelledError:
-            for publisher, error in raised:
-                publisher.raise_at_next_flush(error)
+            raised = False
             raise
+        finally:
+            for publisher, error in errors:
+                publisher.leave(error, raised=raised)
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
         """Return the version of a schema on the topic. The partitions share their versions."""

@@ -228,40 +228,45 @@ class Publisher:
         refused since the last flush. Raises the error that ended the publisher, because messages
         may have failed with it.
         """
+        error = await self.flushed()
+        if error is not None:
+            self.leave(error, raised=True)
+            raise error.error
+
+    async def flushed(self) -> FlushError | None:
+        """Like `flush`, but return the first error of a message. The caller must pass the error to
+        `leave`."""
         if self._failure is not None and self._was_attached:
             raise self._failure
-        await self._flush()
+        return await self._flush()
 
-    def raise_at_next_flush(self, error: PulsarException) -> None:
-        """Keep an error of a call of flush() whose caller did not get it."""
-        self._refused = self._refused or error
+    def leave(self, error: FlushError, *, raised: bool) -> None:
+        """End a call that got this error. `raised`: the call raises an error; False: the call was
+        cancelled. The next flush raises the error if no call has raised it and none still may."""
+        error.flushes -= 1
+        error.is_raised = error.is_raised or raised
+        if error.flushes == 0 and not error.is_raised:
+            self._refused = error.error
 
-    async def _flush(self) -> None:
+    async def _flush(self) -> FlushError | None:
         if self._early:  # early messages become entries with the first attachment
             await self._attachment.wait_first()
         self.seal()
         refused, self._refused = self._refused, None
+        flush = _Flush(self._pending.appended, self._loop.create_future())
+        if refused is not None:
+            flush.fail(FlushError(refused))
         if self._pending.reported < self._pending.appended:
-            flush = _Flush(self._pending.appended, self._loop.create_future())
-            if refused is not None:
-                flush.fail(_FlushError(refused))
             self._flushes[flush] = None
             try:
                 await flush.done
             except asyncio.CancelledError:  # leave the error to another call of flush()
-                if flush.failure is not None and flush.failure.is_lost_with_one:
-                    self._refused = flush.failure.error
-                raise
-            except PulsarException:
-                assert flush.failure is not None
-                flush.failure.is_raised = True
+                if flush.failure is not None:
+                    self.leave(flush.failure, raised=False)
                 raise
             finally:
                 self._flushes.pop(flush, None)  # only a cancelled call is still there
-                if flush.failure is not None:
-                    flush.failure.flushes -= 1
-        elif refused is not None:
-            raise refused
+        return flush.failure
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
         """Return the version of a schema on the topic. The broker adds the schema if the topic does
@@ -300,11 +305,10 @@ class Publisher:
         self._failure = AlreadyClosed("the producer was closed", topic=self.topic)
         try:
             async with asyncio.timeout(self._parts.timeout_s):
-                try:
-                    await self._flush()
-                except PulsarException as error:
+                failed = await self._flushed_before_close()
+                if failed is not None:
                     # The senders of these messages already got this error.
-                    log.info("messages failed before close", topic=self.topic, error=str(error))
+                    log.info("messages failed before close", topic=self.topic, error=str(failed))
                 await self._say_goodbye()
         except TimeoutError:
             missing = self._early or self._pending.reported < self._pending.appended
@@ -313,6 +317,17 @@ class Publisher:
             raise Timeout(reason, topic=self.topic) from None
         finally:
             self.shut_down(self._failure)
+
+    async def _flushed_before_close(self) -> PulsarException | None:
+        """Wait until all messages have outcomes. Returns the first error; None: no error."""
+        try:
+            error = await self._flush()
+        except PulsarException as failure:  # the first attachment failed
+            return failure
+        if error is None:
+            return None
+        self.leave(error, raised=True)
+        return error.error
 
     def statistics(self) -> ProducerStatistics:
         """Return what the publisher has counted, without rates."""
@@ -706,7 +721,7 @@ class Publisher:
         self.producer.on_burst_end()
 
     def _report(self, entry: PendingEntry, error: PulsarException) -> None:
-        failure = _FlushError(error)
+        failure = FlushError(error)
         for flush in self._flushes:
             if self._told < flush.target and flush.failure is None:
                 flush.fail(failure)
@@ -762,12 +777,8 @@ class Publisher:
             if flush.target > self._pending.reported:
                 return
             del self._flushes[flush]
-            if flush.done.done():  # the call of flush() was cancelled
-                continue
-            if flush.failure is None:
+            if not flush.done.done():  # done: the call of flush() was cancelled
                 flush.done.set_result(None)
-            else:
-                flush.done.set_exception(flush.failure.error)
 
     # Attaching
 
@@ -861,25 +872,20 @@ class _Flush:
 
     target: int
     done: asyncio.Future[None]
-    failure: _FlushError | None = None  # None: all entries so far were stored
+    failure: FlushError | None = None  # None: all entries so far were stored
 
-    def fail(self, failure: _FlushError) -> None:
+    def fail(self, failure: FlushError) -> None:
         self.failure = failure
         failure.flushes += 1
 
 
 @dataclass(slots=True, eq=False)
-class _FlushError:
+class FlushError:
     """An error of calls of flush(). All calls that fail with it share this object."""
 
     error: PulsarException
     flushes: int = 0  # the calls under way
     is_raised: bool = False  # a call has raised the error
-
-    @property
-    def is_lost_with_one(self) -> bool:
-        """Return whether the error is lost if the only call under way does not raise it."""
-        return self.flushes == 1 and not self.is_raised
 
 
 def _builder(options: ProducerOptions) -> BatchBuilder | None:

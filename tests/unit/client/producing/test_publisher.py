@@ -496,6 +496,39 @@ async def test_a_cancelled_flush_of_partitions_keeps_the_error_of_one() -> None:
         await producer.flush()
 
 
+@pytest.mark.parametrize("other", ["raises", "is cancelled later"])
+async def test_cancelled_flushes_of_partitions_report_an_error_once(other: str) -> None:
+    """Two calls get the error of partition 0, and wait for partition 1. A cancelled call leaves the
+    error to the other call."""
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        waits = cluster.topic(f"{TOPIC}-partition-1")
+        waits.hold_receipts = True
+        cluster.topic(f"{TOPIC}-partition-0").send_errors.append(pb.NotAllowedError)
+        producer = await client.create_producer(
+            "t", batching_enabled=False, message_router=lambda message, _: int(message.data())
+        )
+        producer.send_async(b"0", None)
+        producer.send_async(b"1", None)
+        async with asyncio.TaskGroup() as group:
+            flushes = [group.create_task(error_of_flush(producer)) for _ in range(2)]
+            await settle()
+            flushes[0].cancel()
+            await settle()
+            flushes.append(group.create_task(error_of_flush(producer)))
+            await settle()
+            if other == "is cancelled later":
+                flushes[1].cancel()
+                await settle()
+            assert not flushes[2].done()
+            waits.hold_receipts = False
+            cluster.brokers[A].kill()
+            cluster.take_over(B)
+        errors = [it.result() for it in flushes if not it.cancelled()]
+        errors += [await error_of_flush(producer) for _ in range(2)]
+        assert [type(it) for it in errors if it is not None] == [NotAllowedError]
+
+
 async def test_persistence_error_attaches_again_and_resends() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).send_errors += [pb.PersistenceError, pb.PersistenceError]

@@ -2,7 +2,8 @@
 
 The dispatcher explains itself (dispatch/explain.py). This module adds the causes outside of the
 dispatcher: the state of the subscription, its reads, its topic and its broker. `explain` names
-every reason that holds, not only the first one.
+every reason that holds, not only the first one. The exceptions are a quarantined topic and a closed
+subscription, which have one reason.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ _STATES: Final[Mapping[SubscriptionState, Reason]] = {
 
 
 def explain(at: Snapshot) -> list[Reason]:
-    """Every reason that holds. A quarantine of the topic hides the other reasons, and so does the
-    close of the subscription."""
+    """Every reason that holds. A quarantine of the topic, which is not open, hides the other
+    reasons, and so does the close of the subscription."""
     if at.quarantine:
         detail = (
             f"the broker refuses the topic for {at.quarantine_s:.0f} s more, because it failed"

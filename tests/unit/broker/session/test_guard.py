@@ -1,4 +1,4 @@
-"""A bug in the work of one connection ends that connection, and nothing else."""
+"""A bug in the work of one connection or topic ends that connection or topic, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from fakes.wire import StreamWire, WireClient
 
 from magnetar.broker.session.access import Accepted, AllowAll, Credentials, Outcome
 from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.topic import live_delivery
+from magnetar.broker.topic.live_subscription import LiveSubscription
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import TopicName
 from magnetar.runtime.memory_stream import memory_stream_pair
 
 if TYPE_CHECKING:
@@ -115,6 +118,42 @@ async def test_requests_concurrent_with_a_failed_one_are_cancelled_without_a_tra
         assert here.endpoint.failures == 1
         for topic in here.broker.topics:
             assert topic.producers == {}
+
+
+async def test_a_bug_in_a_queued_delivery_closes_the_non_persistent_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker notes the failure and tells the clients. The next request opens the topic."""
+    monkeypatch.setattr(live_delivery, "SUBSCRIPTIONS_PER_STEP", 1)
+    name = TopicName.parse("non-persistent://public/default/t")
+    async with place() as here:
+        client, witness = await here.client(), await here.client()
+        await witness.produce(TOPIC)
+        await client.produce(str(name))
+        await client.subscribe(str(name), "a", 1)
+        await client.subscribe(str(name), "b", 2)
+        with monkeypatch.context() as broken:
+            broken.setattr(LiveSubscription, "on_published", _fail)
+            await client.publish()
+            await client.expect(pb.CommandSendReceipt)
+            told = [(await client.receive()).body for _ in range(3)]
+        closed = {type(body).__name__: body for body in told}
+        assert closed.keys() == {"CommandCloseProducer", "CommandCloseConsumer"}
+        now = asyncio.get_running_loop().time()
+        [failure] = here.broker.quarantine.failures_of(name, now)
+        assert "ZeroDivisionError" in failure
+        await client.produce(str(name), 2)
+        await client.subscribe(str(name), "a", 3)
+        await client.flow(1, 3)
+        await client.publish("served again", producer_id=2)
+        await client.expect(pb.CommandSendReceipt)
+        assert (await client.message())[1] == ["served again"]
+        await witness.publish("still served")
+        await witness.expect(pb.CommandSendReceipt)
+
+
+def _fail(*_: object) -> None:
+    raise ZeroDivisionError("a bug")
 
 
 class FailingStream:

@@ -132,7 +132,8 @@ class Acknowledger:
         self._go_on()
 
     def on_unsubscribed(self) -> None:
-        """Drop all acknowledgements: the subscription was deleted. `settle` returns."""
+        """Drop all acknowledgements, because the client no longer uses the subscription. `settle`
+        returns."""
         self._void()
         self._go_on()
 

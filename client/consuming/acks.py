@@ -39,8 +39,8 @@ PENDING_IDS_MAX: Final = 100_000
 no more messages until the broker has confirmed some ids. The limit is needed because a broker can
 deliver messages and be unable to confirm acknowledgements, for example when too few bookies accept
 a cursor's entries. Messages that the consumer has already requested still arrive, and the user can
-acknowledge them. A consumer that acknowledges 200,000 entries a second has 20,000 pending ids after
-ACK_DELAY_S."""
+acknowledge them. If the broker does not answer, a consumer that acknowledges 200,000 entries a
+second reaches the limit in about half a second."""
 
 PARTIAL_BATCHES_MAX: Final = 100_000
 """The maximum number of partly acknowledged batches, about 300 bytes each. Beyond this limit, the
@@ -71,7 +71,7 @@ class AckTracker:
 
     1. A group acknowledges no message that the user did not acknowledge.
     2. Every acknowledgement of a whole entry is pending, in flight, or answered.
-    3. No key is pending before the pending cumulative position.
+    3. The position of every pending key is at or after the pending cumulative position.
     4. A partly acknowledged batch has at least one acknowledged and one unacknowledged message.
     5. There are at most PARTIAL_BATCHES_MAX partly acknowledged batches.
     """
@@ -178,7 +178,7 @@ class AckTracker:
             self._touch(now)
 
     def on_seek(self) -> None:
-        """Drop all acknowledgements: a seek moved the subscription."""
+        """Drop all acknowledgements: a seek moved the subscription, or the client left it."""
         self._pending.clear()
         self._partial.clear()
         self._in_flight.clear()

@@ -1,10 +1,10 @@
 """Joins the chunks of large messages.
 
 Theory of operation. A producer sends the chunks of a message in order. Chunks of other producers
-may lie between them. The buffer keeps the pieces of each begun message by its uuid. The last chunk
-completes the message. A redelivery begins again with chunk 0. A producer that lost a receipt sends
-chunks again, as new entries. The buffer remembers the keys of these entries, and the client
-acknowledges them with the message.
+may lie between them. The buffer keeps the payloads (*pieces*) of each begun message by its uuid.
+The last chunk completes the message. A redelivery begins again with chunk 0. A producer that lost a
+receipt sends chunks again, as new entries. The buffer remembers the keys of all these entries (the
+ids of ledger and entry), and the client acknowledges them with the message.
 
 A chunk whose predecessor is missing makes its message *broken*: the buffer drops the pieces and
 keeps the keys. The buffer gives a message up if none of its chunks arrived for `expire_s`. The
@@ -72,8 +72,8 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A chunk arrived after its message was given up because it is invalid. The client does with
-    the chunk what it did with the others."""
+    """A chunk arrived after its message was given up because the message is invalid. The client
+    does with the chunk what it did with the message's earlier chunks."""
 
     key: Key
 
@@ -108,7 +108,7 @@ class ChunkBuffer:
         self._expire_s = expire_s
         self._acknowledge_oldest = acknowledge_oldest
         self._begun: dict[str, _Begun] = {}  # keyed by uuid, the oldest first
-        # uuid -> the latest arrival of a chunk, the earliest first
+        # uuid -> the time at which its latest chunk arrived, in ascending order of the times
         self._heard_at: dict[str, float] = {}
         # uuid of a message that was given up for redelivery -> its later chunks so far
         self._returned: dict[str, set[Key]] = {}

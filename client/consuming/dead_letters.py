@@ -1,11 +1,11 @@
-"""Moves messages that were redelivered too often to the dead-letter topic.
+"""Moves messages to the dead-letter topic after too many redeliveries.
 
 Theory of operation. The broker counts the redeliveries of an entry. A delivery with the count
 `max_redeliver_count` is the last one that the program sees: its messages become candidates. If the
 program asks for a redelivery, or does not acknowledge in time, the client publishes the messages on
 the dead-letter topic. Only then it acknowledges them. A crash in between leads to a duplicate
 letter, never to a loss. The client moves a delivery with a higher count at once: the consumer that
-received the last delivery disconnected before it acknowledged.
+received the last delivery disconnected before it acknowledged, or forgot the candidates.
 """
 
 from __future__ import annotations

@@ -98,11 +98,11 @@ async def letter_topics(
 ) -> DeadLetterPolicy:
     """Return the policy with the full names of both letter topics of a consumer with retries.
 
-    If the policy names no letter topic, the first of `topics` in alphabetical order gives the name,
-    as with Apache's Java client. For a pattern, `topics` is its namespace. The letter topics are
-    then `<subscription>-RETRY` and `<subscription>-DLQ` in this namespace.
+    A letter topic that the policy does not name is named after the topic that `first_of` returns.
+    For a pattern, `topics` is its namespace. The letter topics are then `<subscription>-RETRY` and
+    `<subscription>-DLQ` in this namespace.
 
-    Raises InvalidTopicName.
+    Raises InvalidTopicName, and the errors of `asking`.
     """
 
     async def chosen(given: str, suffix: str) -> str:

@@ -108,7 +108,10 @@ def letter_properties(
 
 
 def reconsume_times(message: Message) -> int:
-    """Return how often the message passed the retry topic. A value that is not a number is 0."""
+    """Return how often the message passed the retry topic.
+
+    A property that is not a number of at most 9 digits counts as 0.
+    """
     text = message.properties().get(RECONSUME_TIMES, "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 

@@ -1,9 +1,9 @@
 """The core of a consumer or reader of several topics: one subscriber for each topic.
 
-A ManySubscriber has the methods of a Subscriber. The topics share one queue, and each topic has a
-part of it. Each topic has its own permits, acknowledgements and redeliveries. A source (sources.py)
-lists the topics. While the consumer runs, it *joins* new topics (subscribes to them) and *leaves*
-deleted topics.
+A ManySubscriber has the methods of a Subscriber that consumers and readers call. The topics share
+one queue, and each topic has a part of it. Each topic has its own permits, acknowledgements and
+redeliveries. A source (sources.py) lists the topics. While the consumer runs, it *joins* new topics
+(subscribes to them) and *leaves* deleted topics.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ManyOptions:
 
     total_messages_max: int = 50_000  # the limit of the consumer's queue
     regex_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
-    period_s: float = 60.0  # the pause between two checks for new topics
+    period_s: float = 60.0  # of a pattern: the pause between two checks for new topics
 
 
 DEFAULT_MANY: Final = ManyOptions()
@@ -70,8 +70,8 @@ OPENING_MAX: Final = 100
 """Topics that one consumer joins at the same time when it begins."""
 
 DIVISION_DELAY_S: Final = 0.1
-"""The time in seconds between the failure of a topic and the new division of the queue. The
-division visits every topic, and thousands of topics of a list can be missing."""
+"""The time in seconds between the failure of a topic and the new division of the queue. A division
+visits every topic. If thousands of listed topics are missing, the delay saves most divisions."""
 
 
 class ManySubscriber:
@@ -108,7 +108,7 @@ class ManySubscriber:
         self._parts = parts
         self._letters = letters
         self._paused = False
-        self._past = ConsumerStatistics()  # the statistics of topics that the consumer has left
+        self._past = ConsumerStatistics()  # the statistics of topics whose subscribers ended
         self._children: dict[str, Subscriber] = {}
         self._wanted: set[str] = set()  # the topics that the source reports
         self._failed: dict[str, PulsarException] = {}  # wanted topics whose consumers ended
@@ -181,7 +181,7 @@ class ManySubscriber:
     def check_id(self, message_id: MessageId) -> None:
         """Check an id that the user wants to acknowledge.
 
-        Raises OperationNotSupported if the id does not name its topic.
+        Raises OperationNotSupported if the topic of the id is unknown.
         """
         if not self._topic_of(message_id):
             raise OperationNotSupported(
@@ -191,7 +191,8 @@ class ManySubscriber:
 
     @property
     def cluster(self) -> int:
-        """The number of the cluster that the client uses."""
+        """How often the client has moved to another cluster. A move makes earlier message ids
+        invalid."""
         return self._parts.lookup.cluster
 
     def acknowledge(self, message_id: MessageId) -> None:
@@ -251,7 +252,8 @@ class ManySubscriber:
         return found if found in self._children else ""
 
     def _child(self, message_id: MessageId) -> Subscriber | None:
-        """Return the subscriber of the id's topic. None: the consumer has left the topic."""
+        """Return the subscriber of the id's topic. None: the topic is unknown, or the consumer has
+        left it."""
         return self._children.get(self._topic_of(message_id))
 
     # Requests
@@ -431,7 +433,7 @@ class ManySubscriber:
         child = self._children.get(topic)
         if child is None or self._failure is not None:
             return
-        if isinstance(error, UnknownError):  # not from a broker: the client would attach again
+        if isinstance(error, UnknownError):  # from guard.py: a broker's UnknownError is retriable
             self.shut_down(error)
             return
         del self._children[topic]

@@ -1,11 +1,11 @@
 """The client's part of key-ordered negative acknowledgements (Key_Shared).
 
-Theory of operation. The broker withholds the later messages of a negatively acknowledged key. Some
-of them may be on their way or in the client's queue already: they must not reach the application
-either. The client returns the later messages in its queue at once, and *guards* the key until the
-broker answers. While a key is guarded, the client also returns later messages that arrive. When the
-broker answers, it already withholds the later messages, so the answer ends the guard. Deliveries
-and the answer arrive in the order in which the broker sent them.
+Theory of operation. The broker withholds the later messages of a negatively acknowledged message's
+key. Some of them may be on their way or in the client's queue already: they must not reach the
+application either. The client gives the later messages in its queue back to the broker at once, and
+*guards* the key until the broker answers. While a key is guarded, the client also gives back later
+messages that arrive. When the broker answers, it already withholds the later messages, so the
+answer ends the guard. Deliveries and the answer arrive in the order in which the broker sent them.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Permits:
         self._set_window()
 
     def on_taken(self, messages: int, message_bytes: int) -> bool:
-        """Count messages that the user took. Returns whether `grant` has permits to give."""
+        """Count messages that the user took. Returns whether `grant` may have permits to give."""
         self._queued -= messages
         self._queued_bytes -= message_bytes
         if self._returned:

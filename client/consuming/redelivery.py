@@ -49,7 +49,7 @@ class Redeliveries:
         self._delay_s = delay_s
         self._backoff = backoff
         self._period_s = period_s
-        # A heap. The number keeps entries that are due at the same time in their order.
+        # A heap. The number keeps entries with the same due time in the order of their `add` calls.
         self._times: list[_Time] = []
         # The item of each waiting entry in the heap. All other items are stale.
         self._waiting: dict[Key, _Time] = {}
@@ -80,7 +80,11 @@ class Redeliveries:
             self._maybe_compact()
 
     def discard_through(self, key: Key) -> None:
-        """Discard `key` and all keys before it. The cost is logarithmic for each discarded key."""
+        """Discard `key` and all keys before it.
+
+        The first call since `clear` visits all waiting entries. Later calls cost logarithmic time
+        for each discarded key.
+        """
         if self._keys is None:
             self._keys = list(self._waiting)
             heapify(self._keys)

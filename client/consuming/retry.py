@@ -90,7 +90,10 @@ class RetrySubscriber:
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Publish a copy that is delivered after `delay`, then acknowledge the message.
+        """Publish a copy, then acknowledge the message.
+
+        The copy goes to the retry topic, to be delivered after `delay`. After the maximal number of
+        passes it goes to the dead-letter topic.
 
         Raises InvalidMessage for a delay that is not a timedelta of at least 0, and the errors of
         `Producer.send`: the message then stays unacknowledged.
@@ -156,16 +159,17 @@ class RetrySubscriber:
             part.on_waiting()
 
     def check_id(self, message_id: MessageId) -> None:
-        """Check an id that the user wants to acknowledge. An id without a topic is one of the main
-        topic.
+        """Check an id that the user wants to acknowledge. An id without a topic counts as an id of
+        the main topic.
 
-        Raises OperationNotSupported if there are several main topics and the id names no topic.
+        Raises OperationNotSupported if there are several main topics and the id's topic is unknown.
         """
         self._main.check_id(message_id)
 
     @property
     def cluster(self) -> int:
-        """The number of the cluster that the client uses."""
+        """How often the client has moved to another cluster. A move makes earlier message ids
+        invalid."""
         return self._main.cluster
 
     def acknowledge(self, message_id: MessageId) -> None:
@@ -200,7 +204,8 @@ class RetrySubscriber:
         await self._main.seek(target)
 
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
-        """Return the id of the topic's last message; the retry topic does not count.
+        """Return the id of the topic's last message, and the mark-delete position. The retry topic
+        does not count.
 
         Raises OperationNotSupported if there are several topics or partitions.
         """

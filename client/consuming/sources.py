@@ -158,7 +158,7 @@ class Pattern:
 
     The client asks the broker to announce new and deleted topics that match. If the broker refuses
     the pattern, the client asks for announcements of all topics of the namespace. The client also
-    asks for the list of topics every `period_s`, in case the broker announces no topics.
+    asks for the list of topics when no announcement has arrived for `period_s`.
     """
 
     creates_topics = False  # a topic that was deleted must not come back

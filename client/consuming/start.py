@@ -35,8 +35,8 @@ class Start:
         return self.key if self.chunks_from is None else self.chunks_from
 
     def admits_chunk(self, key: Key) -> bool:
-        """Return whether a chunk before the start may belong to a message that is complete after
-        it."""
+        """Return whether a chunk before the start may belong to a message that ends after the
+        start."""
         return self.chunks_from is not None and self.chunks_from <= key <= self.key
 
     @property

@@ -14,7 +14,7 @@ class ConsumerStatistics:
     bytes_received: int = 0
     """Bytes of the payloads of these messages."""
     acknowledged: int = 0
-    """Messages that the program acknowledged one by one, and calls of
+    """Messages that the program acknowledged individually, and calls of
     `acknowledge_cumulative`."""
     negatively_acknowledged: int = 0
     """Calls of `negative_acknowledge`."""

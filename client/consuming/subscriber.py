@@ -154,8 +154,8 @@ class Subscriber:
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
         self._active: bool | None = None  # None: the broker has not reported this yet
-        # The last entry that the client dropped since the queue was cleared. The user gets no
-        # message of a dropped entry.
+        # The highest key of the entries that the client dropped since the queue was cleared. The
+        # user gets no message of a dropped entry.
         self._dropped: Key = (-1, -1)
         self._waiting = False  # the user waits for a message
         self._burst: list[Message] = []  # messages of the frame that is being read
@@ -249,7 +249,8 @@ class Subscriber:
 
     @property
     def cluster(self) -> int:
-        """The number of the cluster that the client uses."""
+        """How often the client has moved to another cluster. A move makes earlier message ids
+        invalid."""
         return self._parts.lookup.cluster
 
     def limit_queue(self, messages_max: int, bytes_max: int) -> None:

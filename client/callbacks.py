@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 SendCallback = Callable[["Result", "MessageId"], object]
 """Called as `callback(result, message_id)`. If the result is not Ok, `message_id` names no message:
-all its numbers are -1."""
+its ledger and entry ids are -1."""
 
 
 def report(

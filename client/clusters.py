@@ -45,7 +45,8 @@ class ClusterChoice:
         self._primary_successes = 0
 
     def on_probed(self, *, current: bool, primary: bool) -> list[int]:
-        """Take the results of one round. Returns the clusters to try, in order. Empty: stay.
+        """Note the results of one round of probes. Returns the clusters to try, in order. Empty:
+        stay.
 
         `current`, `primary`: True if the probe of that cluster succeeded. While the primary cluster
         is the current one, the machine ignores `primary`.
@@ -60,7 +61,7 @@ class ClusterChoice:
         return []
 
     def move(self, number: int) -> None:
-        """The client has moved to this cluster."""
+        """Note that the client has moved to this cluster."""
         self.current = number
         self._failures = self._primary_successes = 0
 

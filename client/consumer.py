@@ -237,11 +237,11 @@ class Consumer:
         Other tasks or threads must receive and acknowledge the messages meanwhile. Without a
         connection, the consumer does not wait for the program: the broker redelivers the messages.
 
-        Raises Timeout if one of these takes longer than `operation_timeout_seconds`:
+        Raises Timeout if one of these steps takes longer than `operation_timeout_seconds`:
 
-        - with `drain`, the program acknowledges all delivered messages;
-        - the broker confirms the acknowledgements, and answers the request to close;
-        - the producer of dead letters closes.
+        - with `drain`: the program acknowledges all delivered messages;
+        - the broker confirms the acknowledgements and answers the request to close, and the
+          producer of dead letters closes.
 
         Raises the broker's error if the broker rejected acknowledgements. Raises
         OperationNotSupported for `drain` if the broker is not Magnetar's. In all these cases the

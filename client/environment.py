@@ -55,7 +55,7 @@ class Environment:
     probe: Callable[[str, float], Awaitable[bool]] = is_reachable
     keepalive_s: float = KEEPALIVE_S
     ping_after_s: float = PING_AFTER_S  # the silence of a broker before a PING
-    ask_after_s: float = ASK_AFTER_S
+    ask_after_s: float = ASK_AFTER_S  # the silence of a broker before a question to another one
     pending_bytes_max: int = PENDING_BYTES_MAX  # the limit of one producer
     partitions_update_s: float = PARTITIONS_UPDATE_S
     # The loop of a synchronous client's thread. None: uvloop's.

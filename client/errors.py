@@ -287,7 +287,7 @@ class ServiceUnitNotReady(PulsarException):
 
 
 class ChecksumError(PulsarException):
-    """The message arrived damaged. The broker did not store it."""
+    """A message arrived damaged: at the broker, which did not store it, or at the consumer."""
 
     result = Result.ChecksumError
     definite = True

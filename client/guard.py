@@ -1,7 +1,8 @@
 """Keeps an unexpected exception within one producer or consumer.
 
 Such an exception is a bug in the client, or in code of the program that the client calls. The
-exception ends the producer or consumer whose work raised it. All others of the client continue.
+exception ends the producer or consumer whose work raised it. The client's other producers and
+consumers continue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Message ids and sets of acknowledged messages in their wire form."""
+"""Message ids and ack sets (bit sets of unacknowledged messages) in their wire form."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ProducerInterceptor:
         message_id: MessageId | None,
         error: PulsarException | None,
     ) -> None:
-        """Take the outcome of a send: `message_id` of the stored message, or `error`.
+        """Called with the outcome of a send: `message_id` of the stored message, or `error`.
 
         The other argument is None. The client calls this hook on its event loop, before the
         callback of the send. At the limit of pending messages, the synchronous client calls the

@@ -109,7 +109,8 @@ class Message:
     def value(self) -> Any:
         """Return the payload, decoded with the consumer's schema if it has one.
 
-        With a schema, a message whose content was None has the value None. The schema raises
+        With a schema, a message whose content was None has the value None. With a SEPARATED
+        KeyValueSchema, it is a KeyValue whose value is None. The schema raises
         ValueError or TypeError for a payload that it cannot decode. Raises InvalidMessage if the
         broker does not know the schema version of the message. In the synchronous client, the call
         asks the broker for a version that the client lacks, and raises the errors of this request.
@@ -209,9 +210,11 @@ class Message:
         return len(self._received.payload)
 
     def is_of(self, cluster: int) -> bool:
-        """Return whether the message's id is valid in this cluster. Internal to the client.
+        """Return whether the message's id is valid in the client's present cluster. Internal to the
+        client.
 
-        In any other cluster, the id names another message.
+        `cluster`: how often the client has moved to another cluster. In another cluster, the id
+        names another message.
         """
         return self.delivery.cluster is None or self.delivery.cluster == cluster
 

@@ -52,7 +52,7 @@ class MessageQueue(Protocol):
         """
 
     generation: int
-    """The number of times that the queue was cleared."""
+    """A number that grows each time that the queue is cleared."""
 
     def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
         """Remove and return the messages for which `unwanted` is True, in order."""
@@ -61,7 +61,7 @@ class MessageQueue(Protocol):
         """Return taken messages to the front of the queue. Drops those of older generations."""
 
     def clear(self) -> MessageId | None:
-        """Drop all messages. Returns `last_taken`, which is None from then on."""
+        """Drop all messages. Returns `last_taken`, and resets it to None."""
 
     def fail(self, error: PulsarException) -> None:
         """End the queue: every current and later attempt to take a message raises `error`."""
@@ -172,7 +172,7 @@ class SourceQueue:
         return self._shared.drop(self._topic)
 
     def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
-        """Remove messages of this topic only: `unwanted` knows nothing of other topics."""
+        """Remove messages of this topic only: `unwanted` may be wrong for other topics."""
         return self._shared.remove(lambda one: one.delivery.topic == self._topic and unwanted(one))
 
     def fail(self, error: PulsarException) -> None:

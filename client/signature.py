@@ -21,7 +21,8 @@ Result = TypeVar("Result")
 def takes_parameters_of(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, P], Result]]:
-    """Convert a method of one options value to a method with the parameters of `options`."""
+    """Convert a method that takes one options object to a method that takes the parameters of
+    `options` and makes the object from them."""
 
     def decorate(
         method: Callable[[Owner, Options], Result],

@@ -2,8 +2,8 @@
 
 All methods may be called from any thread. `send`, `send_async`, `receive` and the methods that
 acknowledge pass items to the loop through thread_bridge.py. A method that waits for the broker runs
-a coroutine on the loop and waits for it. Send callbacks run on the loop's thread and must not wait
-for the client.
+a coroutine on the loop and waits for it. A send callback on the loop's thread must not wait for the
+client.
 """
 
 from __future__ import annotations
@@ -377,9 +377,9 @@ class Producer:
     ) -> None:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
-        `result` is a `Result`. If it is not `Result.Ok`, all numbers of `message_id` are -1. The
-        other parameters are those of `send`. The client calls the callback on its own thread; the
-        callback must not wait for the client.
+        `result` is a `Result`. If it is not `Result.Ok`, the ledger and entry ids of `message_id`
+        are -1. The other parameters are those of `send`. The client calls the callback on its own
+        thread; the callback must not wait for the client.
 
         At the limit of pending messages, the call waits if the producer has `block_if_queue_full`,
         except in a callback of the client. If the call does not wait, it calls the callback itself,
@@ -412,7 +412,7 @@ class Producer:
         """
         if self._closed:
             raise AlreadyClosed("the producer was closed", topic=self.topic())
-        self._thread.check_not_in_callback()  # the object then stays open
+        self._thread.check_not_in_callback()  # an error here leaves the object open
         self._closed = True
         try:
             self._thread.call(self._publisher.close())
@@ -705,11 +705,11 @@ class Consumer:
         messages. Without a connection, the consumer does not wait for the program: the broker
         redelivers the messages.
 
-        Raises Timeout if one of these takes longer than `operation_timeout_seconds`:
+        Raises Timeout if one of these steps takes longer than `operation_timeout_seconds`:
 
-        - with `drain`, the program acknowledges all delivered messages;
-        - the broker confirms the acknowledgements, and answers the request to close;
-        - the producer of dead letters closes.
+        - with `drain`: the program acknowledges all delivered messages;
+        - the broker confirms the acknowledgements and answers the request to close, and the
+          producer of dead letters closes.
 
         Raises the broker's error if the broker rejected acknowledgements. Raises
         OperationNotSupported for `drain` if the broker is not Magnetar's. The consumer is closed in
@@ -717,7 +717,7 @@ class Consumer:
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())
-        self._thread.check_not_in_callback()  # the object then stays open
+        self._thread.check_not_in_callback()  # an error here leaves the object open
         self._closed = True
         pause = self.pause_message_listener
         try:
@@ -811,7 +811,7 @@ class Reader:
         """
         if self._closed:
             raise AlreadyClosed("the reader was closed", topic=self.topic())
-        self._thread.check_not_in_callback()  # the object then stays open
+        self._thread.check_not_in_callback()  # an error here leaves the object open
         self._closed = True
         try:
             self._thread.call(self._subscriber.close())
@@ -868,7 +868,7 @@ class TableView:
         """
         if self._closed:
             raise AlreadyClosed(f"{self} was closed")
-        self._thread.check_not_in_callback()  # the object then stays open
+        self._thread.check_not_in_callback()  # an error here leaves the object open
         self._closed = True
         self._thread.call(self._rows.close())
 
@@ -899,7 +899,7 @@ class _Inbox:
         self._prefetches = messages_max > 0
         # The loop asks for more messages when the queue is half empty.
         self._half = messages_max // 2 if messages_max >= YIELD_QUEUE_MIN else 0
-        # True: the queue was longer than `_half` when the thread began to take the last delivery.
+        # True: the queue was longer than `_half` when the thread began to take the latest delivery.
         self._is_above = False
         self._yields = False  # True: the next `take` lets the loop run before it takes a message
         self._bridge = thread.add(Steps(thread.loop, self._carry_out))

@@ -1,9 +1,9 @@
 """Gathers messages into batches.
 
 A batch is one entry: it has one receipt, one place in the ledger, and is compressed as a whole.
-There are three reasons to seal a batch. It is full (by messages or bytes), its first message has
-waited for the batching delay, or a caller waits for the receipt of one of its messages. Key-based
-batching keeps one batch open for each key, and seals all of them together.
+The producer seals a batch when it is full (by messages or bytes), when its first message has waited
+for the batching delay, when a caller waits for receipts, or before a message that becomes an entry
+of its own. Key-based batching keeps one batch open for each key, and seals all of them together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The core of a producer on a partitioned topic: one publisher for each partition.
 
-It has the methods of a Publisher. A router (routing.py) chooses the partition of each message.
+It has the methods of a Publisher that producers call. A router (routing.py) chooses the partition
+of each message.
 """
 
 from __future__ import annotations

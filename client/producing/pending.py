@@ -63,8 +63,8 @@ class ReceiptOutOfOrder(Exception):
 class PendingEntries:
     """A machine: a queue of entries that the broker answers in order.
 
-    1. An appended entry is in the queue, or was returned exactly once by `on_stored`, `on_receipt`,
-       `on_receipts`, `expire` or `abandon`.
+    1. An appended entry is returned exactly once, by `on_stored`, `on_receipt`, `on_receipts`,
+       `expire` or `abandon`. Until then it is in the queue.
     2. While detached there are no emptied entries.
     3. Entries are due in the order of the queue.
     """
@@ -176,7 +176,8 @@ class PendingEntries:
         return expired
 
     def abandon(self) -> list[PendingEntry]:
-        """Remove and return all entries. The caller reports them; they are not sent again."""
+        """Remove all entries, and return those without an outcome. The caller reports them; they
+        are not sent again."""
         left = [self._report(entry) for entry in self._entries if entry.dones]
         self._entries.clear()
         self._emptied = self.emptied_bytes = 0

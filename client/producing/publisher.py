@@ -117,7 +117,7 @@ class Publisher:
         self._header = EntryHeader("", 0)
         self._sealer = sealer_of(options)
         self.counter = SendCounter()
-        self._schema_version: bytes | None = None  # None: the broker knows no schema
+        self._schema_version: bytes | None = None  # None: the broker named no version
         initial = options.initial_sequence_id
         self._next_sequence_id = 0 if initial is None else initial + 1
         self._last_sequence_id = self._next_sequence_id - 1

@@ -41,7 +41,7 @@ class ThreadLimit:
         """
         reserved = False
         try:
-            with self._lock:  # a lock through the condition costs ten times as much
+            with self._lock:  # faster than through the condition
                 if not self._waiting and self._limit.maybe_reserve(size):
                     reserved = True
                     return None

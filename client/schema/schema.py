@@ -152,7 +152,7 @@ class Schema:
 
     @property
     def needs_writer(self) -> bool:
-        """True when the client must call `decoder_of` for each version."""
+        """True when the client must call `message_decoder_of` for each version."""
         return False
 
     def schema_info(self) -> SchemaInfo:

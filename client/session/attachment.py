@@ -3,9 +3,9 @@
 After the first attachment the client attaches again after every loss: the owner dies, hands the
 topic over, or restarts. Each time the client looks the owner up again, with growing delays, until
 the producer or consumer is closed. The first attachment fails after an error that is not temporary,
-or when the operation's time is up. Later attachments end only with an error that ends the producer,
-such as ProducerFenced. If the first attachment takes longer than WARN_AFTER_S, the client logs one
-warning, so that the user notices a wrong address at once.
+or when the operation's time limit has passed. After the first attachment, only an error that ends
+the producer, such as ProducerFenced, ends the attempts. If the first attachment takes longer than
+WARN_AFTER_S, the client logs one warning, so that the user notices a wrong address at once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Attachment:
         self._timeout_s = timeout_s
         self._silence_s = silence_s
         self._lost: asyncio.Future[PulsarException]  # set when the current attachment is lost
-        # The broker that the last broker named, with the cluster's number; None: look the owner up.
+        # The broker that the last broker named as the next one, after the value of `Lookup.cluster`
+        # at that time. None: look the owner up.
         self._next_broker: tuple[int, str] | None = None
         self._through: str | None = None  # the last lookup's proxy; None: no proxy
         loop = asyncio.get_running_loop()

@@ -63,16 +63,16 @@ SILENT_INTERVALS_MAX: Final = 2
 """The client ends a session if the broker sends nothing for this many keep-alive intervals."""
 
 OUTBOX_BYTES_MAX: Final = 64 << 20
-"""The limit of the outbox in bytes. The client does not enforce this limit. Two limits of each
-producer bound the outbox instead: `pending_bytes_max` for the entries that wait for a receipt, and
-`Publisher._bound_emptied` for the entries that timed out."""
+"""The bytes in the outbox at which `Outbox.wait_room` waits. The client does not call this method.
+Two limits of each producer bound the outbox instead: `pending_bytes_max` for the entries that wait
+for a receipt, and `Publisher._bound_emptied` for the entries that timed out."""
 
 TAKEN_BYTES_MAX: Final = 32 << 20
 """The largest message in bytes that a client accepts from a broker, even if the broker's own limit
 is higher. The broker's limit in Apache Pulsar is `maxMessageSize`, by default 5 MiB."""
 
 CLOSE_S: Final = 1.0
-"""The time in seconds that a close waits until the outbox is sent."""
+"""The longest time in seconds for which a close waits until the outbox is sent."""
 
 PROTOCOL_VERSION: Final = pb.v21
 CLIENT_VERSION: Final = "Magnetar-Python-0.1"
@@ -327,7 +327,8 @@ class Connection:
             raise ConnectError(reason, broker=self.broker)
 
     def send_control(self, body: Body) -> None:
-        """Send a command ahead of entries. No effect after the session's end."""
+        """Send a command before the entries that wait in the outbox. No effect after the session's
+        end."""
         self._outbox.put_control(encode_command(body))
 
     # Producers and consumers

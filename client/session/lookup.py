@@ -60,8 +60,8 @@ class Owner(NamedTuple):
 class Lookup:
     """Asks the brokers of the service URL in turn, beginning with the broker that answered last.
 
-    Each question has its own time limit. Thus an operation succeeds even if only one of the brokers
-    answers.
+    Each question has its own time limit. Thus an operation can succeed although some brokers do not
+    answer.
     """
 
     def __init__(
@@ -333,7 +333,8 @@ class Lookup:
             raise
 
     def _turn_from(self, broker: str) -> None:
-        """Begin the next search after `broker`, unless a concurrent question has turned already."""
+        """Let the next search begin with the broker after `broker` in the list, unless a concurrent
+        question has done so already."""
         if self._brokers[self._first] == broker:
             self._first = (self._first + 1) % len(self._brokers)
 

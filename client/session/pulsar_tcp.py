@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer, FrameStream
 
 FRAME_LIMIT_BYTES: Final = 64 << 20
-"""The largest frame that this end gathers. A session enforces the broker's own limit, which is far
+"""The largest frame that this end gathers. A session enforces the broker's own limit, which is
 lower; this limit bounds the memory that a faulty broker can take."""
 
 CLOSE_S: Final = 1.0
-"""The time in seconds that a close waits until the kernel has taken all sent bytes."""
+"""The longest time in seconds for which a close waits until the kernel has taken all sent bytes."""
 
 _TOTAL: Final = struct.Struct(">I")
 

@@ -26,7 +26,8 @@ def service_url_of(options: ClientOptions) -> str:
 
 
 def dialer_of(options: ClientOptions) -> Dialer:
-    """Create the dialer of a client. Raises InvalidUrl, and InvalidConfiguration for TLS.
+    """Create the dialer of a client. Raises InvalidUrl. For TLS, raises
+    InvalidConfiguration or NotAllowedError.
 
     A client imports only the transport that it uses: the import of grpc takes 0.1 s.
     """

@@ -45,8 +45,8 @@ class TopicWatch:
     async def changes(self) -> tuple[list[str], list[str]]:
         """Wait for announcements. Returns the new and the deleted names.
 
-        For a name in both lists, the deletion came first. Raises ConnectError if the session has
-        ended: announcements may then be missing.
+        For a name in both lists, the deletion came first. If the session has ended, raises its
+        error, because announcements may be missing.
         """
         await self._changed.wait()
         if self._error is not None:

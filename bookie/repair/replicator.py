@@ -9,9 +9,10 @@ may repair the same ledger. In both cases the worst result is an extra copy, whi
 deletes later.
 
 The last segment of an open ledger belongs to the ledger's writer. A running writer replaces a lost
-bookie itself. If the bookie is still a member after `open_grace_s`, the replicator recovers the
-ledger: it fences and closes the ledger. The replicator does this only for a member that is not
-listed, and only if there is a spare bookie or a recovery has begun already.
+bookie itself. If the bookie is still a lost member after `open_grace_s`, the replicator recovers
+the ledger: it fences and closes the ledger. The replicator does this only for a member that is
+recorded as lost and has not been listed during the grace, and only if there is a spare bookie or a
+recovery has begun already. Failed repairs of sealed segments do not delay the recovery.
 
 The replicator widens a ledger that was created with too few bookies, after the ledger is closed: it
 adds a bookie with all entries. The other bookies hold all entries, too, so readers with old
@@ -35,6 +36,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Final, TypeGuard
 
 from magnetar.bookie.ledger.errors import EntryUnreadable, LedgerError
@@ -99,7 +101,7 @@ ENTRY_REFUSED: Final = frozenset(
 
 TAILS_MAX: Final = 100_000
 """The limit of open ledgers whose grace the replicator measures: 90 MB. At the limit, the grace of
-a further ledger begins when another ledger is repaired."""
+a further ledger begins when the replicator no longer measures the grace of another ledger."""
 
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
@@ -132,7 +134,7 @@ class _Trouble:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The last segment of an open ledger, with a lost or bad member. `since`: the time when this
+    """The last segment of an open ledger, with a lost member. `since`: the time when this
     replicator first saw the segment in this state."""
 
     segment: Segment
@@ -176,6 +178,9 @@ class Replicator:
         self._working: set[LedgerId] = set()
         self._troubles: dict[LedgerId, _Trouble] = {}  # the troubles of ledgers with a record
         self._tails: dict[LedgerId, _Tail] = {}  # the tails of ledgers with a record
+        # When this replicator first saw each lost member of a tail. A member that is listed again
+        # is removed. So the size is limited by the number of bookies and their incarnations.
+        self._lost_since: dict[Member, float] = {}
 
     async def run(self) -> None:
         """Repair ledgers with records, until cancelled."""
@@ -289,22 +294,25 @@ class Replicator:
                     await self._widen(metadata, locked)
             except (RepairError, LedgerError) as error:
                 failed[step] = error
-        if metadata is not None and not failed and plan.unwritable:
-            why_not = await self._maybe_recover(metadata, plan)
-            if why_not is None:
-                self._wake.set()  # the ledger is closed now; the next pass does the rest
-                return
-            await self._note(record, why_not, locked)
-            if isinstance(why_not, StillWritten):
+        reason: RepairError | LedgerError | None = next(iter(failed.values()), None)
+        recover_at = inf
+        if metadata is not None and plan.unwritable:
+            recover_at = self._recover_at(metadata, plan, record.faults)
+            if recover_at <= self._now():
+                refusal = await self._recover_tail(metadata, grace_ended_at=recover_at)
+                if refusal is None:
+                    self._wake.set()  # the ledger is closed now; the next pass does the rest
+                    return
+                reason, recover_at = refusal, inf
+            elif reason is None:
+                await self._note(record, _still_written(ledger, plan), locked)
                 grace_s = max(self._config.open_grace_s, RETRY_S_FIRST)
                 self._put_off(ledger, min(grace_s, WRITTEN_RECHECK_S))
-            else:
-                self.counts.repairs_failed += 1
-                self._put_off(ledger)
-        elif failed:
-            await self._note(record, next(iter(failed.values())), locked)
+                return
+        if reason is not None:
+            await self._note(record, reason, locked)
             self.counts.repairs_failed += 1
-            self._put_off(ledger)
+            self._put_off(ledger, at_latest=recover_at)
         elif locked() and await self._under_replication.clear(record):
             log.info("ledger repaired", ledger=ledger, deleted=metadata is None)
             self.counts.ledgers_repaired += 1
@@ -487,34 +495,46 @@ class Replicator:
 
     # -- ledgers being written -------------------------------------------------------------------
 
-    async def _maybe_recover(
-        self, metadata: LedgerMetadata, plan: RepairPlan
-    ) -> StillWritten | LedgerError | None:
-        """Recover the ledger if its writer has had enough time. Returns None if the ledger was
-        recovered and is closed, StillWritten if it must wait, otherwise the error of the
-        recovery."""
-        ledger, tail = metadata.ledger, metadata.last_segment
+    def _recover_at(
+        self, metadata: LedgerMetadata, plan: RepairPlan, faults: UnderReplication
+    ) -> float:
+        """Return the time at which the writer's grace ends and the replicator recovers the ledger.
+        Infinite: a recovery is not allowed or would not help.
+
+        The grace begins when this replicator first sees the tail with a lost member. If the member
+        is listed again, the grace begins anew with the next loss."""
+        ledger, tail, now = metadata.ledger, metadata.last_segment, self._now()
         listed = self._services.directory.listed
+        lost = [each for each in plan.unwritable if each in faults.lost and each not in listed]
+        if not lost:
+            self._tails.pop(ledger, None)
+            return inf
         seen = self._tails.get(ledger)
         if seen is None and len(self._tails) >= TAILS_MAX:
-            return _still_written(ledger, plan)
+            return inf
         if seen is None or (seen.segment, seen.state) != (tail, metadata.state):
-            seen = self._tails[ledger] = _Tail(tail, metadata.state, self._now())
-        waited_s = self._now() - seen.since
+            seen = self._tails[ledger] = _Tail(tail, metadata.state, now)
+        for each in lost:
+            self._lost_since.setdefault(each, now)
+        since = max(seen.since, min(self._lost_since[each] for each in lost))
         hopeful = metadata.state is LedgerState.IN_RECOVERY or self._services.ensembles.has_spare(
             tail.members
         )
-        dead = any(member not in listed for member in plan.unwritable)
-        if waited_s < self._config.open_grace_s or not hopeful or not dead:
-            return _still_written(ledger, plan)
+        return since + self._config.open_grace_s if hopeful else inf
+
+    async def _recover_tail(
+        self, metadata: LedgerMetadata, *, grace_ended_at: float
+    ) -> LedgerError | None:
+        """Recover the ledger. Returns None if the ledger is closed, otherwise the error of the
+        recovery."""
         log.warning(
             "recovering ledger of a silent writer",
-            ledger=ledger,
+            ledger=metadata.ledger,
             state=metadata.state.name,
-            seconds=waited_s,
+            seconds=self._now() - grace_ended_at + self._config.open_grace_s,
         )
         try:
-            await self._recover(ledger)
+            await self._recover(metadata.ledger)
         except LedgerError as error:
             return error
         self.counts.ledgers_recovered += 1
@@ -534,7 +554,11 @@ class Replicator:
         if faults.failure != record.faults.failure and locked():
             await self._under_replication.replace(record, faults)
 
-    def _put_off(self, ledger: LedgerId, pause_s: float | None = None) -> None:
+    def _put_off(
+        self, ledger: LedgerId, pause_s: float | None = None, *, at_latest: float = inf
+    ) -> None:
+        """Repair the ledger again after the pause, shortened to half at most, or at the time
+        `at_latest` if this is earlier. `pause_s` None: twice the previous pause."""
         trouble = self._troubles.get(ledger)
         if pause_s is None:
             before = RETRY_S_FIRST / 2 if trouble is None else trouble.pause_s
@@ -542,8 +566,8 @@ class Replicator:
         if trouble is None and len(self._troubles) >= TROUBLES_MAX:
             # The ledger keeps its tail, so its grace continues.
             del self._troubles[next(iter(self._troubles))]
-        delay_s = pause_s * self._random.uniform(0.5, 1.0)
-        self._troubles[ledger] = _Trouble(self._now() + delay_s, pause_s)
+        retry_at = self._now() + pause_s * self._random.uniform(0.5, 1.0)
+        self._troubles[ledger] = _Trouble(min(retry_at, at_latest), pause_s)
 
     def _may_try(self, ledger: LedgerId, now: float) -> bool:
         trouble = self._troubles.get(ledger)
@@ -552,7 +576,9 @@ class Replicator:
     def _on_bookies_changed(self) -> None:
         """A failed repair may succeed now. If it fails again, its pauses begin with RETRY_S_FIRST
         again. Otherwise a repair that failed repeatedly while bookies joined and left would wait
-        for minutes."""
+        for minutes. A member that is listed again is no longer lost."""
+        for member in self._services.directory.listed:
+            self._lost_since.pop(member, None)
         for trouble in self._troubles.values():
             trouble.retry_at, trouble.pause_s = 0.0, RETRY_S_FIRST / 2
         self._wake.set()

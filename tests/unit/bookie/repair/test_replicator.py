@@ -847,6 +847,86 @@ async def test_t30_a_recovery_that_fails_is_retried_with_growing_pauses() -> Non
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
+async def test_t30_an_unreadable_sealed_segment_does_not_delay_the_recovery_of_the_tail() -> None:
+    async with bookie_cluster(4) as nodes:
+        async with nodes.process() as ledgers:
+            before = await open_again(nodes, await written(ledgers, 20))
+        bad, dead, _ = (nodes.bookie(member) for member in before.last_segment.members)
+        for each in nodes.bookies:
+            each.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 4 else None
+        await records_of(nodes).add_bad(before.ledger, bad.member, 4, 4)
+        await lose(nodes, dead)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=600)) as replicator:
+            await noted(nodes, before.ledger, f"entry {before.ledger}:4")
+            await asyncio.sleep(590)
+            assert replicator.counts.repairs_failed >= 3
+            assert (await metadata_of(nodes, before.ledger)).state is LedgerState.OPEN
+            await asyncio.sleep(20)
+            after = await metadata_of(nodes, before.ledger)
+            assert (after.state, after.last_entry) == (LedgerState.CLOSED, 19)
+            await wait_until(lambda: replicator.counts.members_replaced == 1, deadline_s=60)
+            await noted(nodes, before.ledger, f"entry {before.ledger}:4")
+            for each in nodes.bookies:
+                each.judge_read = lambda *_: None
+            await repaired(nodes, before.ledger, within_s=700)
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
+
+
+async def test_t30_a_restart_of_a_bookie_with_an_old_bad_copy_leaves_the_writer_alone() -> None:
+    """The writer is alive and idle."""
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
+        appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
+        appender.append_nowait([[payload_of(0)]])
+        await wait_until(lambda: appender.confirmed == 0)
+        bookie = nodes.bookie(appender.metadata.segments[0].members[0])
+        # The record still names an earlier loss of the bookie.
+        await records_of(nodes).add_lost(appender.ledger, [bookie.member])
+        await records_of(nodes).add_bad(appender.ledger, bookie.member, 0, 0)
+        async with replicating(nodes, RepairConfig(open_grace_s=60)) as replicator:
+            await noted(nodes, appender.ledger, "waits for its writer")
+            await asyncio.sleep(300)
+            await nodes.unregister(bookie)
+            await asyncio.sleep(30)
+            await nodes.register(bookie, boot_epoch=2)
+            await asyncio.sleep(300)
+            assert (await metadata_of(nodes, appender.ledger)).state is LedgerState.OPEN
+            await nodes.unregister(bookie)
+            await wait_until(lambda: replicator.counts.ledgers_recovered == 1, deadline_s=90)
+
+
+async def test_t30_a_bad_copy_on_a_bookie_that_is_not_declared_lost_leaves_the_writer_alone() -> (
+    None
+):
+    async with bookie_cluster(4) as nodes:
+        before, absent = await open_with_a_loss(nodes)
+        await records_of(nodes).add_bad(before.ledger, absent.member, 0, 4)
+        async with replicating(nodes, RepairConfig(open_grace_s=60)) as replicator:
+            await noted(nodes, before.ledger, "waits for its writer")
+            await asyncio.sleep(300)
+            assert await metadata_of(nodes, before.ledger) == before
+            await records_of(nodes).add_lost(before.ledger, [absent.member])
+            await wait_until(lambda: replicator.counts.ledgers_recovered == 1, deadline_s=90)
+
+
+async def test_t30_the_grace_begins_anew_when_the_bookie_was_listed_for_a_moment() -> None:
+    async with bookie_cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
+            await noted(nodes, before.ledger, "waits for its writer")
+            await asyncio.sleep(200)
+            replicator._working.add(before.ledger)  # the repairs of other ledgers take all slots
+            await nodes.register(dead)
+            await wait_until(lambda: dead.member in replicator._services.directory.listed)
+            await nodes.unregister(dead)
+            await wait_until(lambda: dead.member not in replicator._services.directory.listed)
+            replicator._working.clear()
+            await asyncio.sleep(290)
+            assert await metadata_of(nodes, before.ledger) == before
+            await wait_until(lambda: replicator.counts.ledgers_recovered == 1, deadline_s=30)
+
+
 async def test_a_ledger_keeps_its_writer_when_a_repair_could_not_help() -> None:
     async with bookie_cluster(3) as nodes:
         before, dead = await open_with_a_loss(nodes)

@@ -215,22 +215,23 @@ class _Sending:
         await self._wait(UNANSWERED_BYTES_MAX)
 
     async def wait_stored(self) -> None:
-        """Wait until the bookie has all sent entries on disk. Raises CopyFailed."""
+        """Wait until the bookie has all sent entries on disk. Raises CopyFailed, unless the bookie
+        had acknowledged all of them before the failure."""
         await self._wait(1)
 
     def end(self) -> None:
         self._stream.detach(self._ledger)
 
     async def _wait(self, bytes_below: int) -> None:
-        while self._failure is None and self._unanswered_bytes >= bytes_below:
+        while self._unanswered_bytes >= bytes_below:
+            if self._failure is not None:
+                raise self._failure
             self._moved.clear()
             try:
                 async with asyncio.timeout(self._silence_max_s):
                     await self._moved.wait()
             except TimeoutError:
                 self._fail(BookieCode.TIMEOUT)
-        if self._failure is not None:
-            raise self._failure
 
     # -- the bookie's answers (AddSink) ------------------------------------------------------------
 

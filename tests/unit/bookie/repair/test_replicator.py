@@ -601,6 +601,31 @@ async def test_entries_that_no_bookie_has_do_not_stop_the_rewriting_of_others() 
         check_whole(nodes, before)
 
 
+@pytest.mark.parametrize("sizes", [None, STRIPED])
+async def test_a_stream_that_breaks_after_the_last_ack_fails_no_repair(
+    sizes: LedgerConfig | None,
+) -> None:
+    async with bookie_cluster(4) as nodes, nodes.process(sizes) as ledgers:
+        before = await written(ledgers, 20)
+        bookie = nodes.bookie(before.segments[0].members[1])
+        last = [entry for run in striped(before, 1, 0, 19) for entry in run][-1]
+        received: list[int] = []
+
+        def judge(add: Add) -> None:
+            received.append(add.entry)
+            if add.entry == last:  # the loop breaks the stream after the bookie has sent the ack
+                (stream,) = (s for s in bookie._streams if s.peer.endswith("/copies"))
+                asyncio.get_running_loop().call_soon(stream.abort, "connection reset by peer")
+
+        await records_of(nodes).add_bad(before.ledger, bookie.member, 0, 19)
+        bookie.judge_add = judge
+        async with replicating(nodes) as replicator:
+            await repaired(nodes, before.ledger)
+            assert received.count(last) == 1
+            assert replicator.counts.repairs_failed == 0
+        check_whole(nodes, before)
+
+
 async def test_a_rewrite_ends_when_too_many_entries_cannot_be_read() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 100)

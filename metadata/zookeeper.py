@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from itertools import islice
@@ -235,7 +236,8 @@ class ZooKeeperStore:
         def remove() -> None:
             remove_callback()
             if path not in self._watches and self._arms.get(path) is arm:
-                del self._arms[path]  # the watch at the server may fire once more, without effect
+                # kazoo keeps its callback until the watch at the server fires, without effect.
+                del self._arms[path]
 
         return remove
 
@@ -401,6 +403,11 @@ class ZooKeeperStore:
         if self._state is SessionState.CONNECTED:
             self._arm_some(iter(list(self._arms.values())))
 
+    def _on_event(self, path: str) -> None:
+        arm = self._arms.get(path)
+        if arm is not None:  # None: the path is no longer watched
+            arm.maybe_arm()
+
     def _arm_some(self, arms: Iterator["_Arm"]) -> None:
         """Arm the watches of _ARMS_PER_STEP paths now, and of the others in later steps of the
         loop."""
@@ -498,14 +505,11 @@ class _Arm:
             self._again = True
             return
         self._again = self._failed = False
-        client = store._client
+        client, hear = store._client, _Hear(store, self._path)
         for send in (client.exists_async, client.get_children_async):
             self._pending += 1
-            answer = store._send(partial(send, self._full, watch=self._hear))
+            answer = store._send(partial(send, self._full, watch=hear))
             answer.add_done_callback(self._on_answer)
-
-    def _hear(self, _event: object) -> None:  # called on a thread of kazoo
-        self._store._hop(self.maybe_arm)
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         error = answer.exception()
@@ -522,6 +526,21 @@ class _Arm:
             self.maybe_arm()
         if is_armed:
             self._store._watches.fire([self._path])  # last: a callback with a bug may raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Hear:
+    """The callback that kazoo calls, on a thread of its own, when a watch of a path fires.
+
+    kazoo keeps the callbacks of each path in a set, until the watch fires or the connection ends.
+    All callbacks of a path are equal, so kazoo keeps one of them. Otherwise a path that never
+    changes would get another callback each time that a caller watches the path again."""
+
+    store: ZooKeeperStore
+    path: str
+
+    def __call__(self, _event: object) -> None:
+        self.store._hop(self.store._on_event, self.path)
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped

@@ -62,6 +62,40 @@ async def test_a_watch_whose_arming_gets_no_answer_is_armed_again(
         await store.close()
 
 
+async def test_a_path_that_is_watched_again_and_again_leaves_one_callback_with_kazoo(
+    zookeeper: ZooKeeperEnsemble,
+) -> None:
+    async with proxied(zookeeper) as proxy:
+        store = await ZooKeeperStore.connect(proxy.address)
+        path, called = fresh(), asyncio.Event()
+        full, client = store._full(path), store._client
+        await store.put(path, b"", expected=ABSENT)
+
+        def kept() -> tuple[int, int]:
+            return len(client._data_watchers[full]), len(client._child_watchers[full])
+
+        for _ in range(5):
+            unwatch = store.watch(path, called.set)
+            await asyncio.wait_for(called.wait(), 30)
+            called.clear()
+            unwatch()
+        store.watch(path, called.set)
+        await asyncio.wait_for(called.wait(), 30)
+        await store.get(path)  # kazoo adds a callback after it has passed on the answer
+        assert kept() == (1, 1)
+        proxy.cut()
+        await wait_until(lambda: store.session_state is not SessionState.CONNECTED)
+        called.clear()
+        await asyncio.wait_for(called.wait(), 30)
+        await wait_until(lambda: kept() == (1, 1))
+        for change in (path, f"{path}/child"):
+            called.clear()
+            await store.put(change, b"x", expected=0 if change == path else ABSENT)
+            await asyncio.wait_for(called.wait(), 30)
+            await wait_until(lambda: kept() == (1, 1))
+        await store.close()
+
+
 async def test_many_watches_are_armed_again_in_several_steps_of_the_loop(
     zookeeper: ZooKeeperEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,14 @@ class LocalBookiePeer:
         return here
 
     async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
-        return self._service.last_heard(broker, incarnation)
+        code, last = self._service.last_heard(
+            self.member.incarnation, broker=broker, broker_incarnation=incarnation
+        )
+        if code is not BookieCode.OK:
+            raise BookieUnavailable(
+                self.member.bookie, code, "it does not say when it heard a broker"
+            )
+        return last
 
     async def close(self) -> None:
         streams, self._streams = self._streams, []

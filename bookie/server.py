@@ -102,18 +102,19 @@ class _Edge:
         ).SerializeToString()
 
     async def last_heard(self, data: bytes) -> bytes:
-        service = self._service
         try:
             message = pb.LastHeardRequest.FromString(data)
         except DecodeError:
             return pb.LastHeardReply(code=BookieCode.BAD_REQUEST).SerializeToString()
-        if message.incarnation != service.identity.incarnation:
-            return pb.LastHeardReply(code=BookieCode.WRONG_INCARNATION).SerializeToString()
-        last = service.last_heard(message.broker, message.broker_incarnation)
+        code, last = self._service.last_heard(
+            message.incarnation,
+            broker=message.broker,
+            broker_incarnation=message.broker_incarnation,
+        )
         if last is None:
-            return pb.LastHeardReply(code=BookieCode.OK).SerializeToString()
+            return pb.LastHeardReply(code=code).SerializeToString()
         return pb.LastHeardReply(
-            code=BookieCode.OK,
+            code=code,
             known=True,
             heard_ms=int(last.heard_s * 1000),
             listening_ms=int(last.listening_s * 1000),

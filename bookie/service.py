@@ -292,9 +292,16 @@ class BookieService:
             await stream.send([BEAT])
             check_beat(await stream.receive())
 
-    def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
-        """Return when this bookie last heard the broker; None: the bookie cannot tell."""
-        return self._witness.last_heard(broker, incarnation, asyncio.get_running_loop().time())
+    def last_heard(
+        self, incarnation: str, *, broker: str, broker_incarnation: str
+    ) -> tuple[BookieCode, LastHeard | None]:
+        """Return OK and when this bookie last heard the broker; None: the bookie cannot tell. For
+        another incarnation of the bookie, return the code that means so. A bookie that stops still
+        answers."""
+        if incarnation != self.identity.incarnation:
+            return self._damaged_store.code(incarnation), None
+        now = asyncio.get_running_loop().time()
+        return BookieCode.OK, self._witness.last_heard(broker, broker_incarnation, now)
 
     # -- Reads ---------------------------------------------------------------------------------
 

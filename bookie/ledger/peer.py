@@ -53,7 +53,8 @@ class BookiePeer(Protocol):
         """Open a stream on which this broker sends BEATs, each of which the bookie answers."""
 
     async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
-        """Return when the bookie last heard that broker; None: the bookie cannot tell."""
+        """Return when the bookie last heard that broker; None: the bookie cannot tell. Raises
+        BookieUnavailable also if the bookie has another incarnation."""
 
     async def close(self) -> None:
         """Close all connections. Idempotent; ends within a second or two."""

@@ -209,6 +209,9 @@ async def test_requests_for_another_incarnation_are_refused_and_fence_nothing(
         assert await read(peer, 0, 0, fence=True) == [ReadAnswer(0, wrong, b"")]
         assert (await last_confirmed(peer, fence=True)).code is wrong
         assert (await peer.list_entries(1, 0)).code is wrong
+        with pytest.raises(BookieUnavailable) as unheard:
+            await peer.last_heard("broker", INCARNATION)
+        assert unheard.value.code is wrong
 
 
 async def test_hello_returns_the_identity_of_the_bookie(opened: Open) -> None:

@@ -115,7 +115,12 @@ class SimPeer:
 
     async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
         async def serve() -> LastHeard | None:
-            return self._service().last_heard(broker, incarnation)
+            code, last = self._service().last_heard(
+                self.member.incarnation, broker=broker, broker_incarnation=incarnation
+            )
+            if code is not BookieCode.OK:
+                raise BookieUnavailable(self.member.bookie, code, "another incarnation")
+            return last
 
         return await self._call("last heard", serve)
 

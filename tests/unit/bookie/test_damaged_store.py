@@ -99,6 +99,8 @@ async def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
             assert (page.code, page.ledgers) == (code, ())
             runs = await service.list_entries(incarnation, ledger=1, first=0, entries_max=0)
             assert (runs.code, runs.runs) == (code, ())
+            heard = service.last_heard(incarnation, broker="b", broker_incarnation=NEVER_SEEN)
+            assert heard == (code, None)
             writer = await bookie.connect(incarnation=incarnation)
             assert writer.reply is not None
             assert writer.reply.code is code

@@ -59,6 +59,7 @@ async def test_another_incarnation_is_refused_everywhere() -> None:
             ("LastConfirmed", pb.LastConfirmedRequest, pb.LastConfirmedReply),
             ("ListLedgers", pb.ListLedgersRequest, pb.ListLedgersReply),
             ("ListEntries", pb.ListEntriesRequest, pb.ListEntriesReply),
+            ("LastHeard", pb.LastHeardRequest, pb.LastHeardReply),
         ):
             got = reply.FromString(await client.call(method, request(incarnation="e" * 32)))
             assert got.code == BookieCode.WRONG_INCARNATION, method
@@ -101,6 +102,7 @@ async def test_malformed_requests_are_answered_bad_request() -> None:
             ("LastConfirmed", pb.LastConfirmedReply),
             ("ListLedgers", pb.ListLedgersReply),
             ("ListEntries", pb.ListEntriesReply),
+            ("LastHeard", pb.LastHeardReply),
         ):
             assert reply.FromString(await client.call(method, garbage)).code == bad
         assert pb.InfoReply.FromString(await client.call("Info", garbage)).bookie == "b1"

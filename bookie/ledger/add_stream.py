@@ -2,16 +2,17 @@
 
 PeerPool keeps up to three streams for each bookie: for writers, for recoveries and for copies.
 
-Adds go into the stream's outbox. The stream hands out a frame of acks, all acks of a ledger
-together. When the stream is lost, it tells every ledger, so no ledger waits for acks that cannot
-come. The outcome of the adds in flight is then unknown, and sending them again is harmless. While a
-ledger is attached, `run` opens the stream again, with growing pauses.
+Adds go into the stream's outbox. From each frame of acks, the stream gives each ledger all of its
+acks in one call. When the stream is lost, it tells every ledger, so no ledger waits for acks that
+cannot come. The outcome of the adds in flight is then unknown, and sending them again is harmless.
+While a ledger is attached, `run` opens the stream again, with growing pauses.
 
-A stream may have 10,000 ledgers. So in one turn of the event loop it calls ACKED_PER_TURN of them
-with acks, or LEDGERS_PER_TURN of them otherwise. A ledger may detach before its call. Each ledger
-learns of a loss before it learns of the next connection, and receives no acks in between. A ledger
-that has not learned of a loss yet may still append. Its adds are dropped, like the adds in flight.
-A recovery that begins to write before it learns of a loss may have to be repeated.
+A stream may have 10,000 ledgers. So in one turn of the event loop it gives acks to at most
+ACKED_PER_TURN of them, or tells at most LEDGERS_PER_TURN of them of another event. A ledger may
+detach before its call. Each ledger learns of a loss before it learns of the next connection, and
+receives no acks in between. A ledger that has not learned of a loss yet may still append. Its adds
+are dropped, like the adds in flight. A recovery that begins to write before it learns of a loss may
+have to be repeated.
 """
 
 from __future__ import annotations

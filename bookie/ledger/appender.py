@@ -76,7 +76,7 @@ class LedgerAppender:
         *,
         on_busy: Callable[[LedgerAppender], None],
     ) -> None:
-        """The appender calls `on_busy` when its owner must call `tick` from now on, until `tick`
+        """The appender calls `on_busy` when it needs calls of `tick` from now on, until `tick`
         returns False."""
         self.ledger: LedgerId = metadata.ledger
         self.metadata = metadata  # the metadata that this writer stored last
@@ -359,7 +359,7 @@ class LedgerAppender:
         for action in actions:
             match action:
                 case Confirm():
-                    # Only acks of members in durable metadata confirm an entry (rule W4).
+                    # Only acks of members in durable metadata confirm an entry.
                     assert self._writer.ensemble is self._recorded
                     moved = True
                 case SendAdd(entry, seat):

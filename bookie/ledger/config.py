@@ -28,8 +28,8 @@ class LedgerConfig:
     # One bookie stores less than 160 MB/s. At 160 MB/s, 16 MiB is a tenth of a second, which is
     # several round trips.
     unconfirmed_bytes_max: int = 16 * MIB
-    # A bookie that lags by more bytes counts as failed. This is half a second of the others'
-    # writes.
+    # A bookie that lags by more bytes counts as failed. This is half a second of the writes of
+    # another bookie.
     lag_bytes_max: int = 64 * MIB
     retained_bytes_max: int = 256 * MIB
     add_timeout_s: float = 5.0  # a sync of an overloaded disk takes a second or two
@@ -41,13 +41,13 @@ class LedgerConfig:
     zone: str = ""  # the zone of this process: reads prefer replicas in the zone; "": no preference
     connect_timeout_s: float = 2.0
     metadata_timeout_s: float = 10.0
-    # For this time a bookie with a lost connection keeps its seat, if the others suffice to
+    # For this time a bookie with a lost connection keeps its seat, if the other bookies suffice to
     # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. 0 is the safer
     # value: with a delay, entries confirmed during the absence have one copy fewer until a repair.
     ensemble_change_delay_s: float = 0.0
     # A bookie that failed once ranks behind bookies without a failure for twice this time, or until
     # the process reaches it again (`health.py`). This is longer than a short fault of disk or
-    # network, and too short to overload the others.
+    # network, and too short to overload the other bookies.
     health_half_life_s: float = 10.0
     # The limit of one ledger. Each change costs a round trip to the metadata store. If a ledger
     # needs more changes, failed bookies are not the cause.

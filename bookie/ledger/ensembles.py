@@ -1,7 +1,8 @@
 """Ensembles: chooses the bookies of an ensemble from the bookies that are listed *and* answer.
 
-The list of bookies is a hint. So the process connects to each bookie before the choice. A ledger is
-never created on a bookie that is only listed, and no ensemble change chooses such a bookie.
+The list of bookies is a hint. So the process connects to the chosen bookies, and chooses again
+without the bookies that it cannot reach. A ledger is never created on a bookie that is only listed,
+and no ensemble change uses such a bookie.
 """
 
 from __future__ import annotations

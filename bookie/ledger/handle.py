@@ -66,7 +66,7 @@ class LedgerReader:
         self.metadata = metadata  # replaced when replicas have moved
         self._services = services
         self._fence = fence  # (recovery fences with every read)
-        # After each read this is the replica that answered, because it has read ahead.
+        # After a read, this is the replica that answered: its disk cache may hold the next entries.
         self._favourite = favourite
         self._entry_bytes = _mean_entry_bytes(metadata)  # an estimate
 
@@ -331,8 +331,8 @@ class LedgerReader:
 
     def _replicas(self, metadata: LedgerMetadata, first: int, last: int) -> list[Member]:
         """Return the members that hold the first entry, in order of preference. The criteria are,
-        in this order: likely to answer, in the same zone, holds more of the range, answered last.
-        The remaining order is random."""
+        in this order: likely to answer, in the same zone, holds more of the range, answered the
+        previous read. The remaining order is random."""
         members = metadata.segment_of(EntryId(first)).members
         replicas = [members[seat] for seat in quorum_of(metadata).write_order(first)]
         services = self._services

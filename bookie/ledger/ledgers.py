@@ -88,7 +88,7 @@ class Ledgers:
         self._group: asyncio.TaskGroup | None = None  # None: not running
         # appenders that need ticks, in the order of their requests
         self._busy: dict[LedgerAppender, None] = {}
-        # appenders that have not learned of the last change of the list of bookies, in this order
+        # appenders that have not learned of the last change of the list of bookies
         self._untold: dict[LedgerAppender, None] = {}
         self._boots: dict[Member, int] = {}  # the boot epoch of the last registration
         self._recovering: dict[LedgerId, asyncio.Future[LedgerMetadata]] = {}

@@ -47,7 +47,7 @@ class BookiePeer(Protocol):
         """Return a page of the stored entries, from `first` on."""
 
     async def info(self) -> BookieInfo:
-        """Return the identity of the bookie that answers; its incarnation may differ."""
+        """Return the identity of the bookie that answers. It may be another incarnation."""
 
     async def open_presence(self, broker: str, incarnation: str) -> FrameStream:
         """Open a stream on which this broker sends BEATs, each of which the bookie answers."""

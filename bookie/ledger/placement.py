@@ -7,10 +7,10 @@ many zones as possible. A zone that holds a whole window is the worst case: its 
 copies of some entries.
 
 The seats are filled one after another. Each gets the bookie whose zone is rarest among the seats
-that share a window with it. Then bookies are exchanged as long as this spreads the windows better.
+that share a window with it. Then bookies are exchanged as long as this spreads the copies better.
 Several attempts begin differently, and the best is taken. Ties are broken at random, which spreads
-ledgers over bookies. No bookie sits twice, whatever its incarnation (W7), because it would
-acknowledge for two seats.
+ledgers over bookies. No bookie sits twice, whatever its incarnation, because it would acknowledge
+for two seats.
 """
 
 from __future__ import annotations

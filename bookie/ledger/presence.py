@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 ANSWER_S: Final = 2.0
-"""Time limit of a bookie's answer to a beat, and of a connection to the bookie. A bookie's loop is
-never busy for so long."""
+"""Time limit of a bookie's answer to a beat, and for opening a connection to the bookie. A bookie's
+loop is never busy for so long."""
 
 ASK_S: Final = 0.25
 """Time limit of a bookie's answer about another broker, including a new connection. A lookup waits
-for the answers, so the time is short. A bookie that answers later does not count."""
+for the answers, so the time is short. A later answer counts as no answer."""
 
 RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 1.0

@@ -52,7 +52,7 @@ def seat_numbers(mask: Seats) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The three sizes of a ledger, fixed for its life: 1 <= Qa <= Qw <= E. Raises ValueError."""
+    """The three sizes of a ledger: 1 <= Qa <= Qw <= E. Raises ValueError."""
 
     ensemble_size: int
     write_quorum: int

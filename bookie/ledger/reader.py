@@ -12,8 +12,9 @@ are slow or failed recently. Read-only bookies follow: a bookie with a full disk
 capacity. Bookies that are not listed come last: they are probably down.
 
 A ledger whose write quorum is smaller than its ensemble is *striped*: each bookie holds only a part
-of the entries. The handle (handle.py) reads a range of a striped ledger in stripes. If that fails,
-it reads windows (`windows`), several at a time. For each window, one bookie holds all entries.
+of the entries. `LedgerReader` (handle.py) reads a range of a striped ledger in stripes. If that
+fails, it reads windows (`windows`), several at a time. For each window, one bookie holds all
+entries.
 
 Invariants (see `check`):
 

@@ -173,7 +173,7 @@ class LedgerRecords:
     ) -> LedgerMetadata:
         """Close the ledger, for a recoverer: `merge` the result into the stored metadata, which
         must be IN_RECOVERY. Returns the metadata stored afterwards: if another recoverer closed the
-        ledger first, its end counts (R7). Raises LedgerNotFound."""
+        ledger first, its end counts. Raises LedgerNotFound."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -233,7 +233,8 @@ class LedgerRecords:
         """Add one more copy, for a repair of a CLOSED ledger whose bookies each hold all of its
         entries. `added` names for each segment a bookie that holds the whole segment. The ledger
         stays marked under-replicated while it has fewer copies than `write_quorum`. None: nothing
-        was changed, because the ledger changed or is gone, or `wanted()` became false."""
+        was changed, because another process changed or deleted the ledger, or `wanted()` became
+        false."""
         assert known.state is LedgerState.CLOSED, known.state
         assert known.ensemble_size == known.write_quorum, "a striped ledger cannot be widened"
         segments = tuple(

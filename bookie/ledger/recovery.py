@@ -26,9 +26,9 @@ processes do not see this copy before the close.
 
 Invariants (see `check`):
 
-1. The recovery concludes nothing about entries before enough seats are fenced.
+1. Until enough seats are fenced, the recovery concludes nothing about any entry.
 2. It concludes in the order of entries. It writes an entry back, or ends the ledger before the
-   entry, only after it has written back all earlier entries from `start` + 1 on.
+   entry, only after it has sent all earlier entries from `start` + 1 on for write-back.
 3. The end is at least `start`. `start` is at least the last segment's first entry - 1.
 4. The close is requested once, when every entry up to the end has its ack quorum.
 """
@@ -135,7 +135,7 @@ Action = Fence | ReadRange | ReadLength | SendAdd | FindSpares | Close | Abort
 class RecoveryState(Enum):
     FENCING = "fencing"
     READING = "reading"  # entries are read and written back
-    MEASURING = "measuring"  # the end is known, but not its length
+    MEASURING = "measuring"  # the last entry is known, but not the ledger's length
     DECIDED = "decided"  # Close was returned
     ABORTED = "aborted"
 

@@ -109,8 +109,8 @@ class _Recoverer:
             stream.detach(self._metadata.ledger)
 
     def await_late_acks(self) -> None:
-        """Attach LateAcks for the members that were sent the last entries but have not acknowledged
-        them yet."""
+        """Attach LateAcks for the members that were sent written-back entries and have not
+        acknowledged all of them."""
         for member, entries in self.machine.owed.items():
             stream = self._streams[member]
             sent = set(entries).difference(self._held.get(stream, ()))
@@ -205,7 +205,7 @@ class _Recoverer:
             first=first,
             last=last,
             bytes_max=READ_BYTES_MAX,
-            fence=True,  # R4: otherwise an add could arrive after the answer "no such entry"
+            fence=True,  # otherwise an add could arrive after the answer "no such entry"
         )
         code = BookieCode.OK
         try:
@@ -270,8 +270,8 @@ class _Recoverer:
             self._start(self._send_held(stream))
 
     async def _send_held(self, stream: AddStream) -> None:
-        """Send the held entries once the stream is connected. The recovery began the connection at
-        its start."""
+        """Send the held entries once the stream is connected. `_attach` has already requested the
+        connection."""
         await stream.connect(self._services.config.connect_timeout_s)
         entries, put = self._held.pop(stream), stream.put
         if put is None:

@@ -32,7 +32,7 @@ class Services:
     ensembles: Ensembles
     budget: ByteBudget
     random: Random
-    spawn: Callable[[Coroutine[Any, Any, None]], None]  # a task that lives as long as the ledgers
+    spawn: Callable[[Coroutine[Any, Any, None]], None]  # starts a task in `Ledgers.run`'s group
 
     @property
     def limits(self) -> WriterLimits:

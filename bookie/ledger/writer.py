@@ -31,10 +31,10 @@ Invariants (see `check`):
 
 1. Entries are confirmed in order and without gaps, and only in state OPEN.
 2. An entry is confirmed only when `ack_quorum` seats of its write set acked it. All of these acks
-   come from the members that durable metadata lists for the entry (rule W4).
+   come from the members that durable metadata lists for the entry.
 3. For each pending entry above `confirmed`, each seat of the write set has acked the entry, is
-   awaited, or has failed. Only acks of the seat's present member count (W3, W5).
-4. The writer never sends entries up to `confirmed` again (W10).
+   awaited, or has failed. Only acks of the seat's present member count.
+4. The writer never sends entries up to `confirmed` again.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class SendAdd:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Every entry up to and including this one is durable. The shell asserts W4 against its
-    metadata."""
+    """Every entry up to and including this one is durable. The shell asserts that durable metadata
+    lists the present ensemble."""
 
     through: int
 
@@ -92,7 +92,7 @@ class FindSpares:
 @dataclass(frozen=True, slots=True)
 class RecordEnsemble:
     """Record in the metadata that `members` hold the entries from `first` on. Call `on_recorded`
-    only when the record is durable (W1), and `on_not_recorded` only when it certainly was not
+    only when the record is durable, and `on_not_recorded` only when it certainly was not
     written."""
 
     first: int
@@ -131,7 +131,7 @@ class WriterState(Enum):
 class WriterLimits:
     add_timeout_s: float  # a bookie that does not answer an add within this time has failed
     quorum_timeout_s: float  # an entry not confirmed within this time fails the ledger
-    changes_max: int  # after this many ensemble changes, the ledger replaces no member (W8)
+    changes_max: int  # after this many ensemble changes, the ledger replaces no member
     change_delay_s: float = 0.0  # time for which the seat of a lost stream is kept
 
 
@@ -179,7 +179,7 @@ class LedgerWriter:
         self._failed_since = confirmed  # `appended` at the failure of the first seat in `failed`
         self._wanted: Seats = 0  # seats for which spares are being sought or recorded
         self.declined: Seats = 0  # failed seats for which there was no spare
-        # Keyed by seat: the begin of `change_delay_s`. None: the next tick sets it.
+        # Keyed by seat: when `change_delay_s` began. None: the next tick sets it.
         self._kept_since: dict[int, float | None] = {}
         self._missed_from: dict[int, int] = {}  # keyed by failed seat: the first entry it may lack
         self._owed: dict[int, list[int]] = {}  # the value of `owed` when the ledger ended
@@ -268,7 +268,7 @@ class LedgerWriter:
         """The answer to FindSpares: new members by seat, as many as were found.
 
         If a spare can be used, the writer confirms nothing until `on_recorded` or
-        `on_not_recorded` (W2).
+        `on_not_recorded`.
         """
         if not self.writing:
             return []
@@ -282,7 +282,7 @@ class LedgerWriter:
         members = list(self.ensemble)
         for number in seat_numbers(useful):
             members[number] = spares[number]
-        assert len({member.bookie for member in members}) == len(members), "W7: a bookie twice"
+        assert len({member.bookie for member in members}) == len(members), "a bookie has two seats"
         self.state = WriterState.CHANGING
         self._proposed = tuple(members)
         return [RecordEnsemble(self.confirmed + 1, self._proposed)]
@@ -290,8 +290,8 @@ class LedgerWriter:
     def on_recorded(self, now: float) -> list[Action]:
         """Durable metadata lists the proposed members from the first unconfirmed entry on.
 
-        The writer handles all pending entries in one step without an `await` (W3). It drops the
-        acks of the changed seats and sends these seats the entries. Then it makes one pass of
+        The writer handles all pending entries in one step without an `await`. It drops the acks of
+        the changed seats and sends these seats the entries. Then it makes one pass of
         confirmations.
         """
         if not self.writing:
@@ -497,8 +497,8 @@ class LedgerWriter:
     # -- mechanics -------------------------------------------------------------------------------
 
     def _advance(self) -> list[Action]:
-        """Make one pass of confirmations (W2: none during a change). Then release the confirmed
-        entries for which no seat is awaited."""
+        """Make one pass of confirmations (none during a change). Then release the confirmed entries
+        for which no seat is awaited."""
         if not self.writing:
             return []
         pending = self._pending
@@ -560,7 +560,7 @@ class LedgerWriter:
 
     @property
     def _changed_enough(self) -> bool:
-        """True when a limit on ensemble changes is reached (W8)."""
+        """True when a limit on ensemble changes is reached."""
         in_vain = self.confirmed < self.segment_first
         return self.changes >= self._limits.changes_max or (
             in_vain and self._changes_in_vain >= CHANGES_IN_VAIN_MAX
@@ -574,7 +574,7 @@ class LedgerWriter:
 
     def _send_missing(self) -> list[Action]:
         """Send each unconfirmed entry to the seats of its write set that have not acked it, are not
-        awaited, and have not failed (W5). The entry's own state decides, not the last change."""
+        awaited, and have not failed. The entry's own state decides, not the last change."""
         sends: list[Action] = []
         for entry in range(self.confirmed + 1, self.appended + 1):
             add = self._pending[entry]

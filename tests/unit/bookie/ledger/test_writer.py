@@ -438,7 +438,7 @@ def test_w7_a_spare_that_has_another_seat_raises_an_assertion_error() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
-    with pytest.raises(AssertionError, match="W7"):
+    with pytest.raises(AssertionError, match="a bookie has two seats"):
         machine.on_spares_found({2: B[0]})
 
 

@@ -436,8 +436,8 @@ class Collector:
         return True
 
     async def _reclaim_unreclaimed(self) -> None:
-        """In the first round, pass to the reclaimer the ledgers that an earlier run of the process
-        deleted without reclaiming their space."""
+        """Until a round is completed, pass to the reclaimer the ledgers that an earlier process of
+        the bookie deleted without reclaiming their space."""
         if self.counts.rounds == 0:
             async for page in self._tombstones():
                 self._reclaimer.note_dead(at for at, stone in page if not stone.reclaimed)

@@ -1,6 +1,6 @@
 """The calls of the bookie contract as values, for both ends: see protos/bookie.proto.
 
-The Write stream and the answers to reads are bytes: see magnetar.protos.envelope. Incarnations are
+Streams of adds and answers to reads are bytes: see magnetar.protos.envelope. Incarnations are
 32 hex digits. For a former incarnation with a readable store, the bookie answers DAMAGED_STORE,
 except to reads of entries that are still there. For any other incarnation it answers
 WRONG_INCARNATION. Both answers mean "unknown".

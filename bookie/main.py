@@ -54,7 +54,8 @@ async def run_bookie(config: BookieConfig, stop: asyncio.Event) -> None:
     """Run a bookie of a cluster until `stop` is set. The bookie then syncs and acknowledges the
     written entries, for at most `stop_grace_s`.
 
-    Raises StartRefused, PortInUse, AddressUnusable, LeaseTaken, or what the metadata store raises.
+    Raises StartRefused, PortInUse, AddressUnusable, LeaseTaken, and the errors of the metadata
+    store.
     """
     store = await ZooKeeperStore.connect_url(
         config.metadata_url, session_timeout_s=config.session_timeout_s
@@ -127,7 +128,7 @@ async def serve_bookie(
                 group.create_task(data_server(service).run(data_socket)),
                 group.create_task(serve_http(app, http_socket)),
                 group.create_task(measure_process(registry)),
-                # No garbage is counted: the collections of young objects free that of a bookie.
+                # 0: Python's collections of young objects already free the garbage of a bookie
                 group.create_task(collect_when_due(lambda: 0)),
                 group.create_task(entry.run()),
                 group.create_task(announce()),

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from magnetar.runtime.frames import Buffer
 
-# Python's memory beside the bytes. An entry has two objects and two list slots. A run has an
-# object, a list, a key and three slots.
+# Python's memory besides the bytes of the entries. An entry has two objects and two list slots. A
+# run has an object, a list, a key and three slots.
 ENTRY_OVERHEAD_BYTES: Final = 160
 RUN_OVERHEAD_BYTES: Final = 600
 
@@ -87,8 +87,8 @@ class ReadCache:
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self.epoch = 0  # grows with each `forget`
-        self.hits = 0  # reads that the cache answered, and reads that it did not
-        self.misses = 0
+        self.hits = 0  # calls of `get` that returned entries
+        self.misses = 0  # calls of `get` that returned None
         self._bytes_max = bytes_max
         self._runs: OrderedDict[tuple[int, int], Run] = OrderedDict()  # keyed by (ledger, first)
         self._firsts: dict[int, list[int]] = {}  # of each ledger's runs, ascending

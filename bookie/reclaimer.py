@@ -132,7 +132,7 @@ class Reclaimer:
         ends."""
         if self._marker is not None:
             self._marker.touch()
-        if self._replaced:  # the bad value is still stored, under the repaired one
+        if self._replaced:  # the bad value is still stored, as an older version
             self._storage.drop_replaced()
             self._replaced = False
         self._storage.reclaim(first, last)

@@ -58,8 +58,8 @@ class Registration:
         """Return whether an earlier start of this bookie created the node. The node exists until
         the metadata session of that start expires.
 
-        The earlier start may belong to a former incarnation, because a new incarnation continues
-        the count of boot epochs. The start with the latest boot epoch owns the cookie."""
+        The start with the highest boot epoch owns the cookie. This also holds if the earlier start
+        belongs to a former incarnation: a new incarnation continues the count of boot epochs."""
         try:
             stored = decode_bookie_registration(value)
         except InvalidRecord:

@@ -28,7 +28,8 @@ not cut off hears at least that broker."""
 class Witness:
     """A machine. `now` is the loop's time in seconds.
 
-    1. At most BROKERS_MAX incarnations of brokers are remembered, in the order of their last beats.
+    Invariant (see `check`): it remembers at most BROKERS_MAX incarnations of brokers, in the order
+    of their last beats.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ A bookie with a damaged store starts, but it does not treat this store as intact
 continues as a new incarnation with an empty store, and keeps the damaged store for the former
 incarnation (former.py). This change is a sequence of durable steps. The formatting of a directory
 and each start are such sequences, too. The rules in identity.py say how the next start continues
-from any step.
+from any step. The steps of a replacement are:
 
     intent in the identity file (*replacing*), cookie, store and watermark moved to former/,
     identity *formatting*, new store, new watermark, identity *ready*

@@ -1,14 +1,14 @@
 """The rules that say whether a bookie may start on a directory, and as which incarnation. No I/O.
 
 Theory. The directory's identity file names its owner. The bookie's cookie, in the cluster's
-metadata, names the bookie's state. The bookie may answer "no such entry" only if both agree. Each
-start increments the *boot epoch* and draws a *start* token. It writes both to the directory first,
-synced, as an intent. Then it writes them to the cookie by compare-and-set, and then the bookie
-serves. So the directory's epoch equals the cookie's, or is one ahead if the last start did not
-reach the cookie. If the directory's epoch is behind, an older image of the disk was restored, and
-entries acknowledged since are missing. If the epochs are equal but the tokens differ, there are two
-copies of the directory, and the other copy was started. A running bookie begins a new epoch every
-hour.
+metadata, names the bookie's incarnation and its last start. The bookie may answer "no such entry"
+only if both agree. Each start increments the *boot epoch* and draws a *start* token. It writes both
+to the directory first, synced, as an intent. Then it writes them to the cookie by compare-and-set,
+and then the bookie serves. So the directory's epoch equals the cookie's, or is one ahead if the
+last start did not reach the cookie. If the directory's epoch is behind, an older image of the disk
+was restored, and entries acknowledged since then are missing. If the epochs are equal but the
+tokens differ, there are two copies of the directory, and the other copy was started. A running
+bookie begins a new epoch every hour.
 
 A process may end while it writes its cookie. The write may arrive late, after the next start has
 drawn another token for the same epoch. So a directory that is ahead keeps all its tokens of that

@@ -1,10 +1,11 @@
 """RocksDB's log format: the whole part of a file, and the operations in it.
 
 Write-ahead logs and the MANIFEST have this format. RocksDB silently stops reading where a length
-field points past the end of the file. It also does not notice a missing log in the middle. In
-both cases a damaged store may open with entries missing. So this module reads the files too.
+field points past the end of the file. It also does not notice that a log between two other logs is
+missing. In both cases a damaged store may open with entries missing. So this module reads the files
+too.
 
-    file      blocks of 32 KiB; a block's last 6 bytes or fewer are padding
+    file      blocks of 32 KiB; if 6 bytes or fewer are left in a block, they are padding
     fragment  u32 masked crc32c of type and data | u16 size | u8 type | data      (little-endian)
     type      1: a whole record; 2, 3, 4: a record's first, middle, last fragment
     record    of a write-ahead log: u64 sequence of its first operation | u32 operations | ...

@@ -3,7 +3,7 @@
 Why. RocksDB sometimes opens "successfully" with synced entries missing. A length field in the last
 block of a log or of the MANIFEST may point past the end of the file. A log in the middle may end
 early or be empty. The MANIFEST may have lost its end: RocksDB then deletes flushed tables as
-unknown. Neither RocksDB's sequence number nor its consistency checks show any of this.
+unknown. RocksDB's sequence number and its consistency checks do not show all of this damage.
 
 So each write of the watermark also records the size of the MANIFEST, and the last operation in the
 tables that it names (`ManifestState`). When the store is opened, that part of the MANIFEST must be

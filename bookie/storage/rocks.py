@@ -264,7 +264,7 @@ class RocksStorage:
             self._store.compact_range(None, None, compact_opt=how)
 
     def interrupt(self) -> None:
-        """End a running `reclaim` with an error; only `close` may follow."""
+        """End a running `reclaim` with an error. Call this only before `close`."""
         if self._reclaiming:
             self._interrupted = True
             with _Door("interrupt"):
@@ -332,8 +332,8 @@ def _value(cursor: RdictIter) -> bytes:
 
 
 class _Door:
-    """Raises StorageFailed when the rocksdict call inside it fails. It is no generator, for speed:
-    a single add uses four doors."""
+    """Raises StorageFailed when the rocksdict call inside it fails. A generator-based context
+    manager would be slower, and a single add uses four doors."""
 
     __slots__ = ("_operation",)
 

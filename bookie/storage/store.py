@@ -47,7 +47,7 @@ class Storage(Protocol):
         """Return the entry's envelope. None: there is no such entry."""
 
     def last_entry(self, ledger: int) -> tuple[int, bytes] | None:
-        """Return the highest id of the ledger's entries, and the envelope. None: it has no
+        """Return the highest id of the ledger's entries, and its envelope. None: the ledger has no
         entry."""
 
     def run(

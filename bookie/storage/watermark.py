@@ -1,10 +1,9 @@
 """The watermark: the last durable operation of the log, recorded outside of the log.
 
-Why. RocksDB can open after damage to its last log with synced entries silently missing; one flipped
-bit in a record's length field is enough. The bookie would then answer "no such entry" for an
-acknowledged entry. So after each sync of the log, and before the acknowledgements, the bookie
-writes the number of the last synced operation to this file. A store that opens with fewer
-operations has lost some.
+Why. After damage to its last log, RocksDB may open without an error although synced entries are
+missing. One flipped bit in a record's length field is enough. The bookie would then answer "no such
+entry" for an acknowledged entry. So after each sync of the log, and before the acknowledgements,
+the bookie writes the number of the last synced operation to this file.
 
 Guarantees. The number never leads the log, because it is written only after a sync of the log
 returned. So a store that opens with fewer operations has always lost some. The kernel has

@@ -334,8 +334,8 @@ class Auditor:
         await self._save(done, version)
         self.findings.compared_ms = now_ms
         log.info("comparison of all ledgers complete", compared=self.findings.compared)
-        # Wait for the end of the last ledger's turn. If there is no ledger, this wait limits the
-        # number of rounds.
+        # Wait for the end of the last ledger's turn. If there is no ledger, this wait prevents
+        # rounds without a pause.
         await self._end_turn(turn_at)
 
     async def _end_turn(self, began_at: float) -> None:

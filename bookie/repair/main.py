@@ -206,13 +206,13 @@ def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicato
     ):
         counter(registry, f"magnetar_autorecovery_{name}_total", text, read)
     for name, text, value in (
-        ("leads", "1 while this process audits.", lambda: auditor.is_leader),
+        ("leads", "1 while this process is the elected auditor.", lambda: auditor.is_leader),
         (
             "held",
             "1 while the auditor declares no bookie lost because too many are missing at once.",
             lambda: auditor.held,
         ),
-        ("paused", "1 while an operator has paused repair.", lambda: auditor.paused),
+        ("paused", "1 while repair is paused.", lambda: auditor.paused),
         (
             "under_replicated",
             "Ledgers with an under-replication record.",

@@ -1,8 +1,8 @@
 """UnfinishedCopies: failed copies of entries to new members. A retry continues the copy. Pure.
 
-The metadata does not name the new member yet. So its collector may delete the copied entries while
-no repair holds the ledger's lock. Before a retry continues, it asks the bookie which of the entries
-are still there.
+The metadata does not name the new member yet. So the member's collector may delete the copied
+entries while no repair holds the ledger's lock. Before a retry continues, it asks the bookie which
+of the entries are still there.
 """
 
 from __future__ import annotations

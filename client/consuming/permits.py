@@ -2,7 +2,7 @@
 
 One permit allows the broker to send one message. The broker sends no more messages than it has
 permits, except for the rest of a batch. The consumer grants permits again when half of its queue is
-used up. Thus a busy consumer with the default queue size of 1,000 sends one command for every 500
+free. Thus a busy consumer with the default queue size of 1,000 sends one command for every 500
 messages, and its queue does not run empty.
 """
 
@@ -13,7 +13,8 @@ from typing import Final
 QUEUE_BYTES_MAX: Final = 64 << 20
 """Bytes of messages that wait in one consumer's queue. Permits count messages, so the consumer
 grants fewer permits if recent messages were large. Before the first message, the consumer does not
-know the size. So the first grant is for the whole queue, at worst 1,000 messages of 5 MiB."""
+know the size of messages. So the first grant is for the whole queue, at worst 1,000 messages of
+5 MiB."""
 
 
 RECENT_MESSAGES: Final = 1000

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     _Time = tuple[float, int, Key]  # when the entry is due, the number of its `add`, the entry
 
 REDELIVERY_TICK_S: Final = 0.1
-"""Seconds. The client requests entries that are due within half of this time together with the
-first one. Delays are seconds or minutes, so the difference does not matter. A thousand single
+"""Seconds. When an entry is due, the client also requests the entries that are due within half of
+this time. Delays are seconds or minutes, so the difference does not matter. A thousand single
 negative acknowledgements need only a few commands."""
 
 REDELIVERIES_MAX: Final = 1_000_000

@@ -940,7 +940,8 @@ class Subscriber:
         return messages
 
     def _is_awaited(self, key: Key, chunk: Chunk) -> bool:
-        """Return whether a chunk before the start may belong to a message that ends after it."""
+        """Return whether a chunk before the start may belong to a message that ends after the
+        start."""
         start = self._start
         return (
             start is not None

@@ -382,8 +382,8 @@ class Producer:
         thread; the callback must not wait for the client.
 
         At the limit of pending messages, the call waits if the producer has `block_if_queue_full`,
-        except in a callback of the client. If the call does not wait, it calls the callback itself,
-        in the caller's thread, with ProducerQueueIsFull or MemoryBufferIsFull. Raises
+        except in a callback of the client. If it does not wait at the limit, it calls the callback
+        itself, in the caller's thread, with ProducerQueueIsFull or MemoryBufferIsFull. Raises
         InvalidMessage if the message is invalid, and AlreadyClosed if the client is closed.
         """
         self._thread.check_not_forked()

@@ -242,7 +242,7 @@ class Publisher:
 
     def leave(self, error: FlushError, *, raised: bool) -> None:
         """End a call that got this error. `raised`: the call raises an error; False: the call was
-        cancelled. The next flush raises the error if no call has raised it or can still raise it."""
+        cancelled. The next flush raises the error if no call has raised it or still can."""
         error.flushes -= 1
         error.is_raised = error.is_raised or raised
         if error.flushes == 0 and not error.is_raised:

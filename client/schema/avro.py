@@ -41,7 +41,7 @@ class AvroSchema(Schema):
 
     Raises AvroLibraryMissing (an ImportError) if fastavro is not installed:
     `pip install 'magnetar[avro]'`. Raises ValueError if both parameters are None, or if the
-    definition is not valid.
+    definition is not valid. Raises TypeError for a class or a field without an Avro type.
     """
 
     def __init__(self, record_cls: Any, schema_definition: Any = None) -> None:

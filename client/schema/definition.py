@@ -36,8 +36,9 @@ class Defined(set[str]):
 def is_defined(name: str, cls: Any, defined_names: set[str]) -> bool:
     """Return whether the schema defines `name` already; if not, note that it does now.
 
-    Raises TypeError if `defined_names` is a `Defined` and the name belongs to another class. Record
-    classes and enums with the same definition may have the same name, as in Apache's client.
+    Raises TypeError if `defined_names` is a `Defined` that has the name for a class of another
+    definition. Two Record classes or enums with the same definition may have the same name, as in
+    Apache's client.
     """
     if isinstance(defined_names, Defined):
         other = defined_names.classes.setdefault(name, cls)
@@ -53,8 +54,8 @@ def is_defined(name: str, cls: Any, defined_names: set[str]) -> bool:
 
 
 def _definition(cls: Any) -> Any:
-    """Return the Avro schema of a Record class, and the symbols of an enum. A dataclass or a model
-    equals only itself."""
+    """Return what must be equal in two classes of the same name: the Avro schema of a Record
+    class, or the symbols of an enum. Two dataclasses or models are never equal."""
     if issubclass(cls, Record):
         return cls.schema_info(set())  # a plain set: this call must not compare again
     return list(cls.__members__) if issubclass(cls, Enum) else cls

@@ -108,7 +108,8 @@ class InvalidConfiguration(PulsarException, ValueError):
 
 
 class WrongType(InvalidConfiguration, TypeError):
-    """An argument has the wrong type. Apache's client raises ValueError or TypeError."""
+    """An argument has the wrong type. This error is a ValueError and a TypeError: Apache's client
+    raises either of them."""
 
 
 class InvalidUrl(PulsarException, ValueError):

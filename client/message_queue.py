@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message
 
 QUEUED_ERRORS_MAX: Final = 1000
-"""The maximum of errors of corrupt entries that wait for the user."""
+"""The maximum of waiting errors of messages that the client cannot read."""
 
 
 Place = tuple["Key | None", int, int]

@@ -448,8 +448,9 @@ class ProducerOptions:
     - `message_routing_mode`: the choice of the partition for messages without a key.
     - `message_router`: a function that chooses the partition of each message.
     - `hashing_scheme`: the hash function that computes the partition of a key.
-    - `lazy_start_partitioned_producers`: True: the producer attaches to a partition only when it
-      sends the first message to this partition. The option needs the access mode Shared.
+    - `lazy_start_partitioned_producers`: True: `create_producer` attaches to one partition. The
+      producer attaches to each other partition when it sends the first message to this partition.
+      The option needs the access mode Shared.
     - `properties`: texts that describe the producer.
     - `access_mode`: the access of the producer to its topic.
     - `encryption_key`, `encryption_keys`: the names of the public keys that encrypt the messages.

@@ -850,11 +850,11 @@ class TableView:
         return self._rows.get(key)
 
     def for_each(self, callback: Changed) -> None:
-        """Call `callback(key, value)` for each entry of the table, in the caller's thread."""
+        """Call `callback(key, value)` for each key of the table, in the caller's thread."""
         self._rows.for_each(callback)
 
     def for_each_and_listen(self, callback: Changed) -> None:
-        """Call `callback(key, value)` for each entry of the table, and later for each change.
+        """Call `callback(key, value)` for each key of the table, and later for each change.
 
         For a deleted key, `value` is b"". The client calls the callback on its own thread, in the
         order of the messages in the topic. The callback must not wait for the client.

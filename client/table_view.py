@@ -179,11 +179,11 @@ class TableView:
         return self._rows.get(key)
 
     def for_each(self, callback: Changed) -> None:
-        """Call `callback(key, value)` for each entry of the table."""
+        """Call `callback(key, value)` for each key of the table."""
         self._rows.for_each(callback)
 
     async def for_each_and_listen(self, callback: Changed) -> None:
-        """Call `callback(key, value)` for each entry of the table, and later for each change.
+        """Call `callback(key, value)` for each key of the table, and later for each change.
 
         For a deleted key, `value` is b"". The client calls the callback on its event loop, in the
         order of the messages in the topic.

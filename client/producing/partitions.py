@@ -36,8 +36,8 @@ log = get_logger(__name__)
 class PartitionedPublisher:
     """The core of one producer on a topic with partitions. `open` attaches its publishers.
 
-    With `lazy_start_partitioned_producers` and the access mode Shared, the publisher of a partition
-    begins with the first message for the partition.
+    With `lazy_start_partitioned_producers` and the access mode Shared, `open` attaches one publisher.
+    The publisher of another partition begins with the first message for the partition.
     """
 
     def __init__(

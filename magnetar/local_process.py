@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY_S: Final = 60.0  # a busy machine with two cores needs about 10 s for eight processes
-STOP_S: Final = 40.0  # a broker hands its topics over within 30 s, a bookie syncs for 5 s
+STOP_S: Final = 40.0  # a broker hands its topics over within 30 s, a bookie ends within 5 s
 POLL_S: Final = 0.02
 ANSWER_S: Final = 2.0
 LOG_TAIL_BYTES: Final = 2000

@@ -68,9 +68,9 @@ class StandaloneConfig(BrokerSettings):
     )
 
     def survives(self, error: BaseException) -> bool:
-        """Return False for a bug in the bookie's code, also inside groups and as the cause of
-        another bug: the process ends before the bug damages data. After any other bug the process
-        continues, like a broker.
+        """Return False for a bug in the bookie's code outside of LEDGER, also inside groups and as
+        the cause of another bug: the process ends before the bug damages data. After any other bug
+        the process continues, like a broker.
 
         NOTE: the broker calls the bookie's reads and fences directly. A bug there that reaches the
         guard of a topic or of a connection is not judged here: that topic or connection fails.

@@ -52,7 +52,8 @@ buffers, so 16 MiB of memory."""
 
 
 class Files(Protocol):
-    """The calls of `os` that a store makes beside RocksDB's. Tests pass in calls that fail."""
+    """The calls of `os` with which a store writes the files that are not RocksDB's. Tests pass in
+    calls that fail."""
 
     def open(self, path: Path, flags: int, mode: int = ..., /) -> int: ...
     def write(self, descriptor: int, content: bytes, /) -> int: ...

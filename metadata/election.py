@@ -1,8 +1,9 @@
 """Leader election: the candidate that holds the one ephemeral node leads.
 
-Each candidate tries to create the node, and the others watch it. All of them wake when a leader
-ends, which is cheap for a few dozen candidates. A queue of sequential nodes would wake only one
-candidate. But after a lost reply, the queue could hold a node that its candidate does not know.
+Each candidate watches the node, and tries to create it while it is absent. All candidates wake when
+a leader ends, which is cheap for a few dozen candidates. A queue of sequential nodes would wake
+only one candidate. But after a lost reply, the queue could hold a node that its candidate does not
+know.
 
 For a moment two processes may act as leader: a process that does not know yet that its session has
 expired, and the next leader. So a leader stops when it loses its connection (`is_leader` is False

@@ -25,7 +25,7 @@ async def ledger_ids(
 async def _below(
     store: MetadataStore, path: str, levels: int, unit: int, base: int, after: int
 ) -> AsyncIterator[LedgerId]:
-    """`base` is the least id below `path`; each child of it spans `unit` ids."""
+    """`base` is the least id below `path`; each child of `path` spans `unit` ids."""
     names = sorted((int(name), name) for name in await store.children(path) if name.isdecimal())
     for number, name in names:
         if levels == 0:

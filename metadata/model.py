@@ -382,11 +382,11 @@ class TopicRecord:
     ] = ()  # ledgers that the topic no longer uses; the broker still has to delete them
     properties: Mapping[str, str] = field(default_factory=dict)
     dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
-    # A random value for each creation. "": no broker has opened the topic since incarnations exist.
+    # A random value for each creation. "": only releases without incarnations opened the topic.
     incarnation: str = ""
     deleted: bool = False  # True: the topic is being deleted; `deleting` has all its ledgers
     terminated: EntryPlace | None = None  # the final entry; None: not terminated
-    delayed_ledgers: tuple[LedgerId, ...] = ()  # segments of the delayed-delivery indexes
+    delayed_ledgers: tuple[LedgerId, ...] = ()  # index segments of delayed messages
     ledger_min: int = 0  # the smallest id for new data ledgers; above those of a deleted topic
     unknown: bytes = field(default=b"", compare=False, repr=False)
 

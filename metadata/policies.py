@@ -70,9 +70,9 @@ class SchemaCompatibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Fully acknowledged messages are kept until they are older than `time_s`, or until the log has
-    `size_bytes` without them: the limit that is reached first decides. 0 for either: none are kept.
-    UNLIMITED: this limit is never reached."""
+    """Fully acknowledged messages are kept until they are older than `time_s`, or until the log
+    without them still has `size_bytes`: the limit that is reached first decides. 0 for either: none
+    are kept. UNLIMITED: this limit is never reached."""
 
     time_s: int
     size_bytes: int

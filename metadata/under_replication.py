@@ -148,7 +148,7 @@ def joined(copies: Iterable[BadCopy]) -> tuple[BadCopy, ...]:
 
 def _joined_closest(runs: list[BadCopy]) -> list[BadCopy]:
     """Join ranges across the narrowest gaps until BAD_COPIES_MAX are left. Each member keeps at
-    least one range. This does not exceed the limit: a cluster has fewer bookies."""
+    least one range: a cluster has fewer bookies than BAD_COPIES_MAX."""
 
     def gap(at: int) -> float:
         before, after = runs[at - 1], runs[at]

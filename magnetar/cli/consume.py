@@ -15,7 +15,8 @@ from magnetar.cli.client import DEFAULT_SERVICE_URL, ServiceUrl, run_client
 from magnetar.cli.pace import Pace
 
 SAVED_S: Final = 1.0
-"""After an idle time, the command receives the messages of at most this time at once."""
+"""With --rate: after an idle time, the command receives at once up to as many messages as the rate
+allows in this time."""
 
 
 class SubscriptionType(StrEnum):

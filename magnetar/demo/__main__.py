@@ -1,8 +1,8 @@
 """`python -m magnetar.demo`.
 
-Exit status 0: the results by Spark equal the results from the file, and no flight is missing. 1: a
-result differs, a flight is missing, or a step failed. 3: Java or PySpark is missing, and all steps
-before Spark's succeeded.
+Exit status 0: the results by Spark equal the results from the file, and all flights were processed
+in order. 1: a check or a step failed. 3: Java or PySpark is missing, and all steps before Spark's
+succeeded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ POLL_S: Final = 0.05
 STALLED_S: Final = 60.0  # without progress the demo fails; a restart of the server takes about 3 s
 
 FLIGHTS_MIN: Final = 4_000
-"""With 3,000 flights or fewer, the watermark of the streaming query is as long as the year. The
+"""With 3,000 flights or fewer, the watermark's delay in the streaming query is a whole year. The
 query then writes no result that could be compared."""
 
 KEPT: Final = {

@@ -37,7 +37,7 @@ _NEVER: Final = 2**31 - 1
 CHECK_S: Final = 10.0
 
 SMALL_BLOCKS: Final = 100_000
-"""A process is small while it has allocated no more blocks of memory than this since its start. A
+"""A process is small while its blocks of memory have grown by no more than this since its start. A
 block has 100 bytes on average. A collection of all objects then takes at most 20 ms of CPU: 0.2 us
 a block (measured)."""
 

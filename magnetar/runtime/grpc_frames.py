@@ -72,8 +72,8 @@ fast client (to 2.5 MB over loopback), even for streams that the server never re
 STREAMS_MAX = 100
 """The most open calls on one connection of an untrusted client. HTTP/2 recommends at least this
 number. The unread calls of a connection thus hold 50 MB at most. Further calls wait at the client.
-Many of them fail as UNAVAILABLE, because the client begins the next call before the server has
-ended an earlier call. A session has its own connection, and a Spark process has only a few calls
+Many of them then fail as UNAVAILABLE: the client begins a waiting call before the server has ended
+an earlier call. A session has its own connection, and a Spark process has only a few calls
 open at a broker. Bookies have no limit: a broker that takes over thousands of topics makes calls
 for each topic."""
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LAG_PROBE_S = 0.25
 """The interval of the lag probe. 4 wake-ups a second cost about 0.02 % of a core. The probe sees
-every stall of at least twice the interval, so also every stall that endangers a lease."""
+every stall of at least twice the interval, so also every stall after which a broker counts as
+silent."""
 
 _PAUSE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 

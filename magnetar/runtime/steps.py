@@ -1,9 +1,10 @@
 """StepMeter measures the CPU time and the wall time of the steps of an event loop.
 
-A step with a long computation stops all connections, timers and leases. uvloop has no
-`slow_callback_duration`, and that of asyncio needs the debug mode. So this module measures the
-steps that handle input: a slice of a frame, a callback of a topic, a visit of a chore. The CPU time
-is that of the loop's thread. If another process interrupts a step, only the wall time grows.
+A step with a long computation stops all connections and timers, also those of a broker's beats.
+uvloop has no `slow_callback_duration`, and that of asyncio needs the debug mode. So this module
+measures the steps that handle input: a slice of a frame, a callback of a topic, a visit of a chore.
+The CPU time is that of the loop's thread. If another process interrupts a step, only the wall time
+grows.
 
 Reading the CPU time is a system call, so the meter avoids it where it can. At the beginning of a
 step, the meter uses the last reading if that is at most SHORT_S old. At the end, it reads the CPU

@@ -19,9 +19,9 @@ Answer = TypeVar("Answer")
 
 
 async def run_in_thread(turn: asyncio.Lock, work: Callable[[], Answer]) -> Answer:
-    """Run `work` in a thread, and hold `turn` until the thread ends. A thread does not end when its
-    caller is cancelled, for example by a disconnection, so `turn` bounds the number of threads.
-    Raises the error of `work`, or RuntimeError if no thread can be started."""
+    """Run `work` in a thread, for each `turn` one thread at a time. `turn` is held until the thread
+    ends: a thread does not end when its caller is cancelled, for example by a disconnection. Raises
+    the error of `work`, or RuntimeError if no thread can be started."""
 
     def end(ended: asyncio.Future[Answer]) -> None:
         turn.release()

@@ -36,7 +36,7 @@ log = get_logger(__name__)
 class PartitionedPublisher:
     """The core of one producer on a topic with partitions. `open` attaches its publishers.
 
-    With `lazy_start_partitioned_producers` and the access mode Shared, `open` attaches one publisher.
+    With `lazy_start_partitioned_producers` and the access mode Shared, `open` attaches only one.
     The publisher of another partition begins with the first message for the partition.
     """
 

@@ -1,6 +1,5 @@
-"""A set of entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`. A cursor keeps its
-acknowledged entries as bitmaps. The index of delayed messages keeps the entries of its
-runs as bitmaps, too.
+"""A set of entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`. Cursors and the index
+of delayed messages use bitmaps.
 
 The order of acknowledgements does not change the cost of a bit. Sorted ranges would cost more: a
 million random holes take 96 MB as ranges and 0.3 MB as bits, and each insertion would search the
@@ -111,7 +110,7 @@ class Bitmap:
         return (place << 3) + _TRAILING_ONES[byte]
 
     def nth_clear(self, after: int, number: int) -> int:
-        """The entry of the clear bit with this number, counted from 1 after `after`."""
+        """The `number`-th entry after `after` whose bit is clear. The first one has number 1."""
         assert number > 0, number
         first, width = after + 1, _STEP_BITS
         while (clear := width - self._count(first, width)) < number:

@@ -7,8 +7,9 @@ It also counts:
 - publishes that wait before a log takes them (`hold`);
 - entries that are read ahead for consumers (`hold_ahead`).
 
-After each frame with SENDs, a connection joins the queue of the budget. It reads no further frame
-before its turn. This bounds the memory.
+After each frame with SENDs, a connection asks for a turn, and reads no further frame before its
+turn. While the budget is exhausted or other connections wait, the connection waits in a queue. This
+bounds the memory.
 
 At `bytes_max` no connection gets a turn. When less than half of the budget is used, connections get
 turns again, until the budget is exhausted. They get turns in FIFO order, one in each iteration of
@@ -122,8 +123,8 @@ class PublishBudget:
         self.ahead += size
 
     def turn(self) -> Turn | None:
-        """Join the queue. Returns a future that is done at the connection's turn; None: continue at
-        once. The caller must end every turn with `leave`."""
+        """Join the queue. Returns a future that is done at the connection's turn. The caller must
+        then call `leave`. None: nothing is queued, and the connection may continue at once."""
         if not self._queue and self.used < self.bytes_max:
             return None
         loop = asyncio.get_running_loop()

@@ -27,8 +27,8 @@ class EntryCache:
         return len(self._oldest_first)
 
     def of_ledger(self, ledger: int) -> Mapping[int, StoredEntry]:
-        """The cached entries of one ledger, by entry id. Callers must not change it or keep it
-        across an await."""
+        """The cached entries of one ledger, by entry id. Callers must not change this mapping or
+        keep it across an await."""
         return self._ledgers.get(ledger, _NOTHING)
 
     def put(self, entry: StoredEntry) -> None:

@@ -37,9 +37,9 @@ class Chain:
         self._ids: list[int] = []
         self._starts: list[int] = []  # for each ledger the number of entries in all earlier ledgers
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
-        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; always this dict object
+        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; cursors refer to it
         self.next_index = next_index
-        self.dropped = dropped  # None: the first ledger is the first that the log ever had
+        self.dropped = dropped  # the newest dropped ledger; None: none was dropped
         for record in ledgers:
             self._append(record)
 
@@ -80,8 +80,7 @@ class Chain:
     @property
     def end(self) -> Position:
         """The position of the next entry, right after `confirmed`. When the log opens a new ledger,
-        the end moves there. A caller that kept the end from before passes it to `ceiling`, which
-        returns the next entry that exists."""
+        the end moves there. A caller that kept an earlier end passes it to `ceiling`."""
         return self.next_position(self.confirmed)
 
     @property
@@ -154,7 +153,7 @@ class Chain:
         return place is not None and self._records[place].closed_ms > 0
 
     def droppable(self, position: Position) -> int:
-        """Return the number of closed ledgers at the head without an entry after `position`."""
+        """Return how many ledgers at the head are closed and have no entry after `position`."""
         count = 0
         for record in self._records:
             last = Position(record.ledger, self.counts[record.ledger] - 1)

@@ -2,8 +2,9 @@
 
 If the topic's record lists closed ledgers only, they hold every message whose producer got a
 receipt before the record was read: an owner lists a ledger before it appends to it. So the answer
-does not depend on the owner of the topic. It costs one read of the record and one of the last
-entry. Opening the topic would also write the record, recover cursors, and keep the topic in memory.
+does not depend on the owner of the topic. It costs a read of the record, and of the last ledger's
+metadata and last entry. Opening the topic would also write the record, recover cursors, and keep
+the topic in memory.
 """
 
 from __future__ import annotations

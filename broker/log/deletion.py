@@ -44,7 +44,7 @@ deletions."""
 
 LEDGERS_AT_CLOSE: Final = 8
 """The maximum number of ledgers deleted when the log closes. The next owner waits for the close, so
-it deletes the other ledgers itself. The usual list has a cursor ledger and an empty data ledger."""
+the other ledgers are left to it. The usual list has a cursor ledger and an empty data ledger."""
 
 
 class Deletion:
@@ -55,7 +55,7 @@ class Deletion:
     def __init__(
         self, owned_record: OwnedRecord, ledgers: LedgerStore, on_progress: Callable[[], None]
     ) -> None:
-        """`on_progress` is called when ledgers were deleted and forgotten."""
+        """`on_progress` is called after deleted ledgers were removed from the record."""
         self._owned_record = owned_record
         self._on_progress = on_progress
         self._ledgers = ledgers

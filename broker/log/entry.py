@@ -1,4 +1,4 @@
-"""An entry of a log as all subscriptions read it: parsed once, shared, never changed."""
+"""An entry of a log in parsed form. Readers share it, so it never changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import EntryView
 
 OVERHEAD_BYTES: Final = 600
-"""The memory of an entry beside its data: position, view and numbers, 541 bytes measured. It does
+"""The memory of an entry besides its data: position, view and numbers, 541 bytes measured. It does
 not include the producer's name and keys."""
 
 

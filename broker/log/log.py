@@ -89,8 +89,7 @@ def _not_set(*_: object) -> None:
 
 
 def _ignore() -> None:
-    """Do nothing. The log calls this function for the progress of an abandoned ledger, and for
-    events without a listener."""
+    """Do nothing: for the progress of an abandoned ledger, and for events without a listener."""
 
 
 def _as_configured() -> None:
@@ -224,7 +223,7 @@ class Log:
         self.trimmable: Callable[[], Position | None] = lambda: None
         self.losses = Losses()
         self.quorum = quorum  # returns the quorum of new ledgers; None: this process's quorum
-        self.protect: Callable[[Callable[[], None]], None] = _plainly  # runs `_on_progress`
+        self.protect: Callable[[Callable[[], None]], None] = _plainly  # a topic sets its guard
         self.latency = LatencyHistogram()  # a broker's logs share one
         self.budget = PublishBudget()  # a broker's logs share one
         self._held_bytes = 0  # the bytes of this log that `budget` counts

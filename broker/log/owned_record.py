@@ -109,7 +109,7 @@ class OwnedRecord:
         self.epoch = self.record.epoch
         self.incarnation = self.record.incarnation
         self.lost: LogFenced | None = None  # None: as far as this broker knows, it owns the topic
-        self._successor: TopicRecord | None = None  # None: no record of another owner was read
+        self._successor: TopicRecord | None = None  # the record that ended the ownership
         self._watchers: list[Callable[[], None]] = []
         self._turn: asyncio.Lock | None = None  # held during a write; None: no change waits
         self._waiting: list[_Change] = []  # changes that wait for their turn
@@ -134,9 +134,10 @@ class OwnedRecord:
         `ledger_min`, and an epoch above `epoch_min`. The record's version on return is then above
         `version_min`, or above VERSIONS_PASSED_MAX if that is lower (see `_pass_version`). A record
         without an incarnation also gets `incarnation`: PartitionedTopics wrote that record for a
-        new partition, or an earlier version of Magnetar wrote it. If no broker has taken the
-        partition yet, `take` reads the three limits from the tombstone of an earlier partition.
-        `holds` returns False when this broker no longer owns the topic's bundle. Then `take` does
+        new partition, or an earlier version of Magnetar wrote it. Without `create`, if no broker
+        has taken that partition yet, `take` reads the three limits (`epoch_min`, `ledger_min`,
+        `version_min`) from the tombstone of an earlier partition of this name. `holds` returns
+        False when this broker no longer owns the topic's bundle. Then `take` does
         not increment the epoch, because that would fence the next owner.
 
         Raises NotOwner (`holds` returned False), LogFenced (another broker took the topic

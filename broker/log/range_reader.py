@@ -44,7 +44,7 @@ class LogReader:
         self._readers: dict[int, Reader] = {}  # keyed by ledger, oldest first
 
     def keep(self, ledger: int, reader: Reader) -> None:
-        """Keep the reader of a ledger that was just closed."""
+        """Keep the reader of a closed ledger."""
         self._readers.pop(ledger, None)
         self._readers[ledger] = reader
         if len(self._readers) > READERS_MAX:
@@ -58,8 +58,8 @@ class LogReader:
         """Read entries from `first` on, across ledgers, up to the last confirmed one; [] at the
         end.
 
-        At least one entry is returned, of any size. If a read fails after some entries, the call
-        returns these entries. Raises ReadFailed if the first read fails.
+        Before the end, the call returns at least one entry, of any size. If a read fails after some
+        entries, the call returns these entries. Raises ReadFailed if the first read fails.
         """
         assert entries_max > 0, entries_max
         found: list[StoredEntry] = []

@@ -40,7 +40,7 @@ its answer in time."""
 
 PAUSE_S: Final = 0.002
 """The pause after each ledger: a sweep examines at most 500 ledgers a second. Their reads are a
-small part of what the metadata store takes."""
+small part of what the metadata store can serve."""
 
 RECORDS_MAX: Final = 100
 """The maximum number of topics' records that are kept during a page: at most 100 MB, usually
@@ -64,8 +64,8 @@ class Page:
     kept: Counter[Verdict]
     orphans: list[Orphan]
     deleted: int
-    unreadable: int  # ledgers whose metadata, or whose topic's record, cannot be read; kept
-    next_after: int | None  # the next page begins after this ledger; None: there is none
+    unreadable: int  # ledgers whose metadata, or whose topic's record, cannot be read
+    next_after: int | None  # the next page begins after this ledger; None: this page is the last
 
 
 class OrphanSweep:

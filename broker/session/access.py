@@ -67,7 +67,7 @@ Outcome = Accepted | Challenged | Refused
 
 
 class Authenticator(Protocol):
-    """Authenticates the client of one connection; each connection has its own."""
+    """Authenticates the client of one connection or gRPC call; each of these has its own."""
 
     def authenticate(self, credentials: Credentials) -> Outcome:
         """Judge the credentials of CONNECT, then the answer to each challenge. Does no I/O: other

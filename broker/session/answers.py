@@ -1,9 +1,9 @@
 """Shares large answers that many clients ask for: a list of 10,000 topics has half a megabyte.
 
-Equal requests share one answer. The broker keeps an answer for KEEP_S, or until it opens a topic or
-the metadata store reports a change. A request may arrive while an answer is being made. If the
-broker does not keep that answer, the answer may lack a change that the client already knows of, so
-the request waits for the next answer. At most two answers are made for any number of concurrent
+Identical requests share one answer. The broker keeps an answer for KEEP_S, or until it opens a
+topic or the metadata store reports a change. A request may arrive while an answer is being made. If
+the broker does not keep that answer, the answer may lack a change that the client already knows of,
+so the request waits for the next answer. At most two answers are made for any number of concurrent
 requests.
 
 All connections whose clients have not taken an answer yet share its bytes. Each connection adds
@@ -35,7 +35,7 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 each."""
 
 REQUEST_BYTES: Final = 512
-"""The memory of a waiting answer beside its shared bytes."""
+"""The memory of a waiting answer besides its shared bytes."""
 
 KEEP_S: Final = 1.0
 KEPT_MAX: Final = 16
@@ -197,7 +197,7 @@ def shared_list(
 
 
 def _divided(frame: bytes) -> Shared:
-    """Return the body of the command in a frame that `framing.encode_command` made."""
+    """Return the type and body of the command in a frame that `framing.encode_command` made."""
     at = _SIZES.size
     kind, at = read_varint(frame, at + 1)  # the bytes after the tag of the type
     _, at = read_varint(frame, at)  # the tag of the body
@@ -207,8 +207,8 @@ def _divided(frame: bytes) -> Shared:
 
 
 def _parts(shared: Shared, request_id: int) -> tuple[bytes, ...]:
-    """Return the frame with this request id. The id is appended to the body: if a field occurs
-    twice, protobuf uses the last value."""
+    """Return the frame with this request id, in parts. The id is appended to the body: if a field
+    occurs twice, protobuf uses the last value."""
     field = pb.BaseCommand.DESCRIPTOR.fields_by_number[shared.kind].message_type
     assert field is not None, "an answer has fields"
     number = field.fields_by_name["request_id"].number

@@ -106,7 +106,7 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
     Type.GET_TOPICS_OF_NAMESPACE: Request(
         Admission.CONNECTED, answers.shared_list(lookup.topics_of_namespace), _LIST
     ),
-    # Schemas.
+    # Schemas, and watches of topic lists.
     Type.GET_SCHEMA: Request(Admission.CONNECTED, schemas.get_schema, _LOOKUP),
     Type.GET_OR_CREATE_SCHEMA: Request(Admission.CONNECTED, schemas.get_or_create_schema, _PRODUCE),
     Type.WATCH_TOPIC_LIST: Request(Admission.CONNECTED, watchers.watch, _LIST),

@@ -451,8 +451,8 @@ class Connection:
             self._outbox.put_control(answer)
 
     async def _put_shared(self, answer: Answer) -> None:
-        """Send an answer that equal requests share. Until the outbox has room again, the answer
-        counts toward ANSWER_BYTES_MAX."""
+        """Send an answer that identical requests may share. Until the outbox has room again, the
+        answer counts toward ANSWER_BYTES_MAX."""
         try:
             self._outbox.put_control(*answer.parts)
             with suppress(StreamClosed):

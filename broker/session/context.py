@@ -1,4 +1,4 @@
-"""One connection, as its handlers and events see it.
+"""The state of one connection that the handlers of its commands, and events.py, use.
 
 The context holds the open producers, consumers and watchers of the connection, and the functions
 that send to the client. It has no task and never waits: the connection (connection.py) reads,
@@ -49,7 +49,7 @@ class Transport(StrEnum):
 
 
 class Context:
-    """A connection makes one for its handlers and events."""
+    """Each connection has one."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Context:
         answers: Answers,
     ) -> None:
         self.broker = broker
-        self.answers = answers  # answers that equal requests share
+        self.answers = answers  # the answers that all connections share
         self.session = session
         self.producers: dict[int, Producer] = {}  # the open producers
         self.consumers: dict[int, ConsumerHandle] = {}

@@ -22,7 +22,7 @@ class Endpoint:
     failures."""
 
     broker: Broker
-    make_authenticator: Callable[[], Authenticator] = AllowAll  # called once per connection
+    make_authenticator: Callable[[], Authenticator] = AllowAll  # called per connection or call
     answers: Answers = field(default_factory=Answers)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     handshakes: Handshakes = field(default_factory=Handshakes)

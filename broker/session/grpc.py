@@ -46,7 +46,7 @@ Request = TypeVar("Request", bound=Message)
 
 
 class BrokerService:
-    """The handlers of the calls, and the open sessions, which a stop closes first."""
+    """The handlers of the calls, and the open sessions."""
 
     def __init__(self) -> None:
         self._serving = asyncio.Event()

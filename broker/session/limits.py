@@ -104,7 +104,8 @@ class ConnectionLimits:
 
 
 class Handshakes:
-    """The gRPC streams in the handshake. The broker reads `places` of them at once."""
+    """The gRPC streams in the handshake, or the requests of other gRPC calls. The broker reads at
+    most `places` of them at once."""
 
     def __init__(self, places: int = HANDSHAKES_MAX, *, fair_s: float = HANDSHAKE_FAIR_S) -> None:
         self._places = asyncio.Semaphore(places)

@@ -1,9 +1,9 @@
 """Pushes the states of topics to a client (WatchPositions), so that an idle query sends no
 requests.
 
-A watch has one task, which sends one message after the other, at most one in GATHER_S. The next
-message holds all changes that happen while a message is sent, so a slow client needs no queue. For
-each topic, a message holds the last ledger that the client knows and all newer ledgers, or all
+One task of a watch sends one message after the other, at most one in GATHER_S. The next message
+holds all changes that happen while a message is sent, so a slow client needs no queue. For each
+changed topic, a message holds the last ledger that the client knows and all newer ledgers, or all
 ledgers of a topic that was created again.
 
 A watch follows the log of each of its open topics, and the broker's TopicChanges. A watch does not
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 BEAT_S: Final = 2.0
 """Seconds between two messages while nothing changes. A client that gets no message for three such
-periods looks for another broker."""
+periods asks the owners of the topics."""
 
 GATHER_S: Final = 0.01
 """Seconds between two messages of a watch. A topic with 50,000 messages/s then costs 100 messages/s
 for each watch."""
 
 NEWS_LEDGERS_MAX: Final = 5_000
-"""An update ends with the topic that reaches this number of ledgers, at 2.4 us each; the next
-update has the other topics. A topic's record bounds the number of its ledgers."""
+"""When an update has this many ledgers of open topics, at 2.4 us each, the next update has the
+other open topics. A topic's record bounds the number of its ledgers."""
 
 WATCHES_MAX: Final = 256
 """The limit of watches of one broker. A query has one watch for each 1,000 of its topics."""
@@ -88,7 +88,7 @@ class PositionWatches:
             del self._running[watch]
 
     def end_all(self) -> None:
-        """End every watch; the clients look for another broker."""
+        """End every watch. The clients then ask the owners of the topics."""
         for watch in self._running:
             watch.end()
 
@@ -121,7 +121,7 @@ class _Watch:
         # By place in the request:
         self._changed: dict[int, None] = dict.fromkeys(range(len(self._topics)))
         self._looks: dict[int, asyncio.Task[None]] = {}
-        self._found: dict[int, pb.TopicPlan] = {}  # the plans to send; none of an open topic
+        self._found: dict[int, pb.TopicPlan] = {}  # the plans to send, of topics not open here
         self._woken = asyncio.Event()
         self._ended = False
 

@@ -32,7 +32,7 @@ READ_BYTES_MAX: Final = 2 << 20  # bytes of a frame; Spark is fastest with batch
 
 @dataclass(frozen=True, slots=True)
 class LedgerRange:
-    """One ledger's part of a plan. Entry ids are inclusive."""
+    """One ledger's part of a plan: the entries first..last, both ends included."""
 
     ledger: int
     first: int

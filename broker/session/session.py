@@ -154,7 +154,7 @@ class Carry:
 
 @dataclass(slots=True)
 class Start:
-    """Carry out this request, concurrently with others. Call `on_request_ended` after its
+    """Carry out this request, concurrently with others. Call `on_request_ended` before sending its
     answer."""
 
     command: Command
@@ -288,7 +288,7 @@ class Session:
     # ---- what the shell has done -----------------------------------------------------------------
 
     def on_request_ended(self, command: Command, *, failed: bool) -> None:
-        """Take note that the request of a `Start` was answered. `failed`: the request opened no
+        """Take note that the request of a `Start` has ended. `failed`: the request opened no
         producer or consumer."""
         assert self.requests > 0, "a request ended twice"
         self.requests -= 1

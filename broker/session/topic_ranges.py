@@ -1,4 +1,4 @@
-"""Plans reads of many topics for Spark's driver, and holds their messages by subscriptions.
+"""Plans reads of many topics for Spark's driver, and protects their messages from trimming.
 
 Each topic of a request gets an answer of its own: another owner, an error or a plan. A broker
 answers for the topics that it owns. `FindTopics` reads metadata only, so every broker answers it. A

@@ -9,9 +9,9 @@ A watch has one task, which sends one message after the other. The next message 
 that happen while a message is sent, so a slow client needs no queue. A topic that was created and
 deleted meanwhile is in no message.
 
-A watch cannot begin while the metadata store does not answer. A watch that has begun continues with
-beats, but a watch of named topics ends when it cannot read a change. A client whose watch ended
-asks another broker.
+A watch cannot begin while the metadata store does not answer. A watch that has begun then sends
+only its signs of life, but a watch of named topics ends when it cannot read a change. A client
+whose watch ended asks another broker.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LIST_BYTES_MAX: Final = 4 << 20
 
 
 class _Watcher:
-    """One watcher. It keeps the pattern as text, because an automaton takes up to 1 MB."""
+    """One watcher. It keeps the pattern as text, because a compiled pattern takes up to 1 MB."""
 
     def __init__(
         self, context: Context, watcher_id: int, namespace: NamespaceName, pattern: str

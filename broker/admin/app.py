@@ -109,8 +109,8 @@ def admin_api(
 
 
 def prepared(api: FastAPI) -> App:
-    """Make the routes before the first request, and the OpenAPI document before the first request
-    for it. Each takes up to a second of CPU, in a thread."""
+    """Make the routes at the first request, and the OpenAPI document at the first request for it.
+    Each takes up to a second of CPU, in a thread."""
     routes = _Once(partial(_resolve_routes, api))
     document = _Once(api.openapi)
 

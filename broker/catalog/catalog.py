@@ -46,7 +46,8 @@ class Catalog:
         self._policies = policies
 
     async def exists(self, name: TopicName) -> bool:
-        """Return True if the topic has a record and is not being deleted."""
+        """Return True if the topic has a record and is not being deleted. Return False also for a
+        partition whose first use has not created its record yet."""
         path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
         found = await self._store.get(path)
         return found is not None and not decode_topic(found.value).deleted
@@ -70,7 +71,7 @@ class Catalog:
         return names
 
     async def require_creatable(self, name: TopicName, *, by_user: bool) -> None:
-        """Check that a topic that does not exist may be created: by an administrator's request
+        """Check that a topic without a record may be created: by an administrator's request
         (`by_user`), or by its first use. The policy cache must know the namespace.
 
         Raises ReservedName, IsPartitioned, TopicNotFound, PoliciesUnavailable, MetadataError.

@@ -20,7 +20,7 @@ WORK_PER_TURN: Final = 5_000
 """The steps of the pattern's automaton in one turn of the loop: up to 2 us each."""
 
 WORK_PER_NAME: Final = 20
-"""The steps that a name costs beside those of the pattern."""
+"""The steps that a name costs besides those of the pattern."""
 
 
 NAMES_PER_TURN: Final = 5_000

@@ -82,7 +82,7 @@ class WatchedLists:
             raise
 
     def call(self, listener: Listener) -> None:
-        """Call a listener with an empty change, between other calls."""
+        """Let `run` call a listener with an empty change. `run` makes one call at a time."""
         self._late[listener] = None
         self._wake.set()
 

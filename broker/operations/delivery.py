@@ -134,7 +134,7 @@ def _open_here(broker: Broker, name: TopicName) -> Topic | None:
 
 
 async def _served(broker: Broker, name: TopicName) -> Topic:
-    """Return the topic. A topic that is open here needs no request to the metadata store, because
+    """Return the topic. For a topic that is open here, this makes no request to the metadata store:
     operators need these answers most while the store is down. Raises NotAllowed for a
     non-persistent topic."""
     return _open_here(broker, name) or await open_topic(broker, name)

@@ -82,7 +82,7 @@ class KeyShown(_Model):
     draining_consumer: str | None = Field(
         description="the hash's former consumer, which still has messages of it; null: none"
     )
-    pending: int = Field(description="entries of the hash that are not acknowledged")
+    pending: int = Field(description="delivered entries of the hash that are not acknowledged")
     waiting: int = Field(description="entries of the hash that the broker has read and that wait")
     blocked: bool = Field(
         description="true: the next message of the key would not be delivered now"

@@ -4,7 +4,7 @@ Topics count their messages and bytes for other purposes, too; only the publish 
 for these metrics alone. The broker reads the topics in slices, between which the event loop does
 other work. So the figures of two topics may be some milliseconds apart. A thread makes the metrics
 from the figures. The number of series is limited. The topics that were opened first have series of
-their own; the other topics count only in the metrics of the whole broker.
+their own; the other topics count only in the metrics of the broker and in `pulsar_topics_count`.
 
 When `exposeTopicLevelMetricsInPrometheus` is false, the broker exposes metrics of namespaces
 instead of topics, as Pulsar does, but only the gauges. A namespace or a broker has no counters,

@@ -128,7 +128,7 @@ def _parsed(name: str, form: Any, found: Any) -> Any:
 
 def shown_policies(record: NamespaceRecord, cluster: str) -> dict[str, Any]:
     """Return the policies that a namespace sets, with Pulsar's keys. A policy that is not set is
-    null, or is missing in its map."""
+    null. In `backlog_quota_map` and in a map by cluster, its key is missing."""
     policies = record.policies
     shown: dict[str, Any] = {
         "bundles": Bundles.of(record).model_dump(by_alias=True),

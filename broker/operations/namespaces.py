@@ -60,7 +60,7 @@ RACES_MAX: Final = 20
 """The number of lost races after which an operation over several records gives up."""
 
 BUNDLES_MAX: Final = 128
-"""The most bundles of a namespace; also the maximum of `default_number_of_namespace_bundles`."""
+"""The maximum number of bundles of a namespace, and of `default_number_of_namespace_bundles`."""
 
 
 # ---- tenants -------------------------------------------------------------------------------------

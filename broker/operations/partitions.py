@@ -155,8 +155,9 @@ async def terminate_partitioned_topic(
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge statistics of the same form. Numbers are added, except those of `_EQUAL`: the result is
     the first. For a time or an age, the result is the largest value (`_MOST`) or the earliest
-    (`_EARLIEST`). Maps and named lists are merged by name, other lists are united. For other
-    values, the result is the first value that is not empty. The name of the subscription with the
+    (`_EARLIEST`). A boolean is true if one of the values is true. Maps and named lists are merged
+    by name, other lists are united. For other values, the result is the first value that is not
+    empty. `averageMsgSize` is the average over all parts. The name of the subscription with the
     oldest backlog comes from the part with the oldest backlog."""
     values: dict[str, list[Any]] = {}
     for part in parts:

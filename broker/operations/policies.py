@@ -48,7 +48,8 @@ async def get_policies(broker: Broker, target: Target) -> Policies:
 
 async def get_policy(broker: Broker, target: Target, field: str, *, applied: bool) -> Any:
     """Return the policy that the namespace or topic itself sets; None: it does not set this policy.
-    With `applied`, return the policy that is in effect, from the first level that sets it."""
+    With `applied`, return the policy that is in effect: the topic's, the namespace's or the
+    broker's."""
     own = await get_policies(broker, target)
     if not applied:
         return getattr(own, field)

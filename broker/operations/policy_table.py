@@ -59,7 +59,7 @@ class QuotaType(StrEnum):
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
     field: str  # the name of a field of `Policies`
-    record: Callable[[model.BacklogQuotaBody], BacklogQuota | None]  # None: the body lacks it
+    record: Callable[[model.BacklogQuotaBody], BacklogQuota | None]  # None: the body has no quota
     shown: Callable[[BacklogQuota], model.BacklogQuotaBody]
     expected: str  # the expected form of the body
 

@@ -258,7 +258,7 @@ def _shown(entry: StoredEntry, received: ReceivedEntry, message: ReceivedMessage
 
 
 def _closed(entry: StoredEntry, problem: str) -> PeekedMessage:
-    """Return the metadata of an entry that the broker cannot decode."""
+    """Return the metadata of an entry whose payload cannot be shown."""
     view = entry.view
     return PeekedMessage(
         message_id=str(entry.position),

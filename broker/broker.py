@@ -514,8 +514,8 @@ class Broker:
         return {it.broker: it.incarnation for it in live if it.broker != self._me.broker}
 
     async def _sweep_deleted(self) -> None:
-        """Finish the deletions of brokers that died. Only one registered broker does this work: the
-        one whose name sorts first."""
+        """Finish the deletions of brokers that died, and remove old tombstones. Only one registered
+        broker does this work: the one whose name sorts first."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             live = {str(it.broker): it.incarnation for it in self._brokers.live.values()}

@@ -1,8 +1,8 @@
 """Periodic work on the open topics: one task for each kind of work, and no task for a topic.
 
-A chore visits the open topics one after the other, once in each period. After each VISITS_PER_TURN
-visits it gives the event loop a turn. A visit that fails is logged, and the topic is visited again
-in the next period.
+In each round, a chore visits the open topics one after the other. After each VISITS_PER_TURN visits
+it gives the event loop a turn. A visit that fails is logged, and the topic is visited again in the
+next round.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ class TopicDeleted(LogError):
 
 
 class NoSchema(BrokerError):
-    """The topic has no schema, or its schema has no version `version`. `version` is None when the
-    topic has no schema."""
+    """The topic has no schema, or no version that the request asks for. `version`: the number in
+    the request; None: the request names no number."""
 
     def __init__(self, topic: str, version: int | None = None) -> None:
         wanted = "" if version is None else f" of version {version}"

@@ -18,8 +18,8 @@ class KeySharedSettings:
     unblocking_interval_s: float = 0.010
     # Each entry without a key gets a key of its own. False: they share NONE_KEY.
     spread_keyless: bool = True
-    # Entries that wait for their consumer while the dispatcher reads on for the others: about 200
-    # bytes each, 8 MB for a subscription.
+    # Entries that wait for their consumer while the dispatcher reads on for other consumers: about
+    # 200 bytes each, 8 MB for a subscription.
     look_ahead_per_consumer: int = 4_000
     look_ahead_per_subscription: int = 40_000
     # With `ordered_nacks`: negatively acknowledged entries that are not acknowledged yet, about 200

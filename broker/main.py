@@ -187,7 +187,7 @@ class BrokerProcess:
         self._readings: list[Callable[[], Awaitable[Collector]]] = []  # metrics of all topics
         self._role = role
         self._bookies_have_ports = bookies_have_ports
-        self._registered = asyncio.Event()  # set while the lease is held
+        self._registered = asyncio.Event()  # set while this broker is registered
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then hand the topics over.
@@ -538,9 +538,9 @@ class BrokerProcess:
 
     def _health(self, broker: Broker, stop: asyncio.Event) -> Health:
         """Describe this broker for /health. A broker is "stopping" from `stop` on, also while it
-        hands its topics over. Clients and brokers find the broker only while its lease is held.
-        Without a connection to the metadata store, the broker does not know whether it still holds
-        the lease, and reports "unregistered"."""
+        hands its topics over. Clients and brokers find the broker only while it is registered.
+        Without a connection to the metadata store, the broker does not know whether it is still
+        registered, and reports "unregistered"."""
         connected = self._store.session_state is SessionState.CONNECTED
         if stop.is_set():
             state = "stopping"

@@ -1,9 +1,9 @@
 """Hands bundles over to brokers that own fewer bundles, slowly: one round in each period.
 
 A broker that joins owns no bundle, and a broker that was alone owns all of them. In each round a
-broker reads the owners of all bundles and moves its own share. All brokers compute the same moves
-(census.py). A move is a clean hand-over: the broker closes the topics and tells their clients the
-next owner.
+broker reads the owners of all bundles and moves bundles of its own. All brokers compute the same
+moves (census.py). A move is a clean hand-over: the broker closes the topics and tells their clients
+the next owner.
 
 After a move the clients must reconnect, so moves are limited:
 

@@ -255,7 +255,7 @@ class Owners:
         stored = await self._store.get(_path(bundle))
         record = codec.decode_ownership(stored.value) if stored is not None else None
         if record is not None:
-            if self._is_mine(stored):  # handed over to this broker, or its write's reply was lost
+            if self._is_mine(stored):  # handed over to this broker, or a reply was lost
                 self._require_running(bundle)
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)

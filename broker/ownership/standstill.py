@@ -38,8 +38,8 @@ log = get_logger(__name__)
 
 
 class Standstill:
-    """`sure` is False from the end of a standstill until the ownership is verified. `run` does the
-    work; without it `sure` is always True."""
+    """`sure` is False from the end of a standstill until the ownership is verified or VERIFY_S has
+    passed. `run` does the work; without it `sure` is always True."""
 
     def __init__(self, verify: Callable[[], Awaitable[None]]) -> None:
         """`verify` returns when the topics of lost bundles are closed; it may raise

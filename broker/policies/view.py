@@ -53,7 +53,7 @@ class _Followed:
     """A followed topic, or all followed partitions of a partitioned topic."""
 
     base: TopicName
-    count: int = 0  # topics that are served
+    count: int = 0  # the followed topic (1), or the number of followed partitions
     own: Part[Policies] | None = None  # None: the topic sets no policies
     resolved: EffectivePolicies | None = None  # None: to be computed; used only with `own`
     # The listeners of each topic. A topic may have thousands of followed partitions.

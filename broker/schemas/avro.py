@@ -63,7 +63,7 @@ class Field:
 
 @dataclass(slots=True, eq=False)
 class Type:
-    """A type. Records refer to themselves: types are compared by identity."""
+    """A type. A record may refer to itself, so types are compared by identity."""
 
     kind: str
     name: str = ""  # the full name of a record, enum or fixed type

@@ -1,7 +1,7 @@
 """Schemas of a key and a value, as Pulsar's Java client encodes them. Pure.
 
-The definition has the length of the key's definition (4 bytes, big-endian), the key's definition,
-and the same two parts for the value. The properties name the types of key and value.
+The definition consists of four parts: the length of the key's definition (4 bytes, big-endian), the
+key's definition, and the same two for the value. The properties name the types of key and value.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ class Pace:
     """Limits the rate of messages."""
 
     def __init__(self, rate: float, *, saved_s: float = math.inf) -> None:
-        """`rate`: messages per second; 0: no limit. After an idle time, the messages of at most
-        `saved_s` seconds may come at once."""
+        """`rate`: messages per second; 0: no limit. After an idle time, as many messages as the
+        rate allows in `saved_s` may come at once."""
         self._rate = rate
         self._saved_s = saved_s
         self._due_s: float | None = None  # loop time of the next message; None: the first one

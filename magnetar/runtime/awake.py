@@ -13,8 +13,8 @@ from typing import Final
 
 TICK_S: Final = 1.0
 STALL_S: Final = 1.0
-"""A tick that is late by more than this is a stall. In a busy loop a tick is late by a tenth of
-this."""
+"""A tick that is late by more than this is a stall. In a busy loop a tick is late by up to a
+tenth of this."""
 
 
 class Awake:

@@ -93,7 +93,7 @@ class AckState:
         return self._chain.is_entry(position) and not self.is_acked(position)
 
     def open_entries(self, ledger: int, values: Mapping[int, int]) -> dict[int, int]:
-        """Return the items of `values`, keyed by entry, whose entries `is_open`."""
+        """Return the items of `values`, keyed by entry, whose entries are open (`is_open`)."""
         if ledger < self._ledger:
             return {}
         mark = self._entry if ledger == self._ledger else -1
@@ -123,8 +123,8 @@ class AckState:
                 yield AckedRange(ledger, first, last)
 
     def bitmap_slices(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the entries of `ranges` as (ledger, first entry, bits), one item for each ledger
-        that has such entries."""
+        """Yield the entries of `ranges` as (ledger, first, bits), one item for each ledger that has
+        such entries. Bit i stands for entry first + i."""
         for ledger in sorted(self._bitmaps):
             after = self._entry if ledger == self._ledger else -1
             first, bits = self._bitmaps[ledger].slice_after(after)
@@ -207,8 +207,8 @@ class AckState:
         return True
 
     def on_batch_size(self, position: Position, messages: int) -> bool:
-        """The size of a batch is now known: clear the bits after `messages` in its ack set. If no
-        bit is left, acknowledge the whole entry. Returns whether the state changed."""
+        """The batch has this number of messages: clear the later bits of its ack set. If no bit is
+        left, acknowledge the whole entry. Returns whether the state changed."""
         remaining = self._partial.get(position)
         if remaining is None or remaining.bit_length() <= messages:
             return False
@@ -251,8 +251,7 @@ class AckState:
         self._advance()
 
     def reset(self, start: Start) -> None:
-        """Acknowledge the entries and messages before `start`, and take back all other
-        acknowledgements."""
+        """Replace all acknowledgements by the state `start`."""
         self._ledger, self._entry = start.mark
         self._bitmaps.clear()
         self._partial.clear()
@@ -288,9 +287,9 @@ class AckState:
             self._ledger, self._entry = following
 
     def _forget_below_mark(self, before: Position) -> None:
-        """Forget what the move of the mark from `before` acknowledged. The cost must not grow with
-        the number of ack sets when the mark moves by a few entries: a replay moves it thousands of
-        times."""
+        """Drop the bitmaps of the ledgers before the mark, and the ack sets of the entries that
+        the mark has passed since `before`. The cost must not grow with the number of ack sets when
+        the mark moves by a few entries: a replay moves the mark thousands of times."""
         ledger, last = mark = self.mark_delete
         if ledger != before.ledger:
             for passed in [passed for passed in self._bitmaps if passed < ledger]:

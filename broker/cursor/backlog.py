@@ -29,7 +29,7 @@ LOOKUPS_MAX: Final = 100
 class Backlog:
     entries: int  # always exact
     messages: int
-    exact: bool  # False: `messages` is estimated from the average of each ledger
+    exact: bool  # False: `messages` is estimated from each ledger's messages per entry
 
 
 def estimate(chain: Chain, state: AckState) -> Backlog:
@@ -103,7 +103,7 @@ async def count(topic_log: Log, state: AckState) -> Backlog:
 
 
 def bytes_after(topic_log: Log, position: Position) -> int:
-    """The bytes of all entries after this position, estimated from the average of its ledger."""
+    """The bytes of all entries after this position, by the average entry size of each ledger."""
     total = 0
     for ledger, entries, size in topic_log.ledger_sizes():
         if ledger < position.ledger or not entries:

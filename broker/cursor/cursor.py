@@ -305,8 +305,8 @@ class Cursor:
         self._state.on_head_dropped()
 
     def restart(self, start: Start, number: int) -> None:
-        """Acknowledge the entries and messages before `start`, and drop all other acknowledgements.
-        The journal stores the new state under `number`."""
+        """Replace all acknowledgements by the state `start`. The journal stores the new state under
+        `number`."""
         self._state.reset(start)
         self.durable_mark = self._state.mark_delete
         self.redeliveries.clear()

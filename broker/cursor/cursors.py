@@ -1,4 +1,4 @@
-"""The cursors of one topic: restore, create, reset, delete.
+"""Restores, creates and deletes the cursors of one topic.
 
 The topic's record lists the durable subscriptions and is changed by compare-and-set. The record
 also holds the first state of a new subscription, inline. So the subscription is durable without a
@@ -183,7 +183,7 @@ class Cursors:
         return self._sequences_of(self._journal.next_number(), state)
 
     async def add_sequences(self, sequences: Sequences) -> None:
-        """Journal `sequences` from now on. Their present state is durable on return. Raises
+        """Journal `sequences` from now on. Their state at the call is durable on return. Raises
         LogFenced, LogUnavailable, LogDamaged, TopicFull."""
         inline = stored.inline(sequences.snapshot())
         fresh = SubscriptionRecord({}, inline)

@@ -30,8 +30,8 @@ OLDEST_READABLE: Final = 1
 """Version 1 has no REDELIVERIES. A broker writes only the newest version."""
 
 ENTRY_BYTES_MAX: Final = 1 << 20
-"""A run of records is cut into entries of this size. It is well below the limit of a stored entry
-(5,253,120 bytes)."""
+"""A run of records is cut into entries of at most this size. It is well below the limit of a stored
+entry (5,253,120 bytes)."""
 
 BODY_BYTES_MAX: Final = 1 << 18
 """A longer list or bitmap is cut into several records, so that each record fits into an entry."""

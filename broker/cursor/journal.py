@@ -4,8 +4,9 @@ subscriptions.
 Theory of operation. A cursor changes in memory at once and *notes* the change in the journal. One
 task writes the noted changes as one entry of deltas; without changes there is no task. A note with
 a receipt is written at once; other notes wait up to `gather_s` for further notes. One write is in
-flight at a time. When it is confirmed, every change noted before it is durable, and the journal
-calls the receipts in the order of the notes, thousands of them in several turns of the loop.
+flight at a time. When the write is confirmed, all changes that were noted before the write are
+durable. The journal then calls their receipts in the order of the notes, thousands of them in
+several turns of the loop.
 
 Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
 that is still needed. The *live* bytes are the snapshots themselves. When the tail exceeds twice the
@@ -71,8 +72,8 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorConfig:
     gather_s: float = 0.05
-    """The maximum time for which an acknowledgement without a receipt waits for others. A broker
-    that dies loses at most these acknowledgements, and their entries are redelivered. With 50 ms, a
+    """The maximum time for which an acknowledgement without a receipt waits for others. If the
+    broker dies meanwhile, the acknowledgement is lost, and its entry is redelivered. With 50 ms, a
     topic makes at most 20 such writes/s, instead of one for each acknowledgement."""
     tail_bytes_min: int = 256 << 10
     """A shorter tail causes no snapshot: a recovery reads such a tail with one request."""
@@ -134,7 +135,7 @@ class CursorJournal:
             quorum=topic_log.quorum,
         )
         self.on_ledger_left: Callable[[], None] = _ignore  # a cursor no longer needs a ledger
-        self.newest_number = 0  # the last number given to a subscription
+        self.newest_number = 0  # the highest number that was replayed or given
         self._live: dict[int, Journaled] = {}
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write
         self._receipts: list[Receipt] = []  # called after the next write
@@ -191,7 +192,8 @@ class CursorJournal:
             self._ledger.forget(number)
 
     def next_number(self) -> int:
-        """Return the number for a new or reset subscription, greater than all earlier numbers."""
+        """Return the number for a new or reset subscription, higher than all that were replayed or
+        given."""
         self.newest_number += 1
         return self.newest_number
 
@@ -233,8 +235,8 @@ class CursorJournal:
         self._work.wake()
 
     def start(self, spawn: Spawn) -> None:
-        """Write from now on, in tasks that `spawn` starts. If a write fails, the receipts get the
-        error, and the ownership of the topic ends."""
+        """Write from now on, in tasks that `spawn` starts. If an error ends the journal, the
+        receipts get the error, and the broker gives up the ownership of the topic."""
         self._work.start(spawn)
 
     async def _settle(self) -> None:
@@ -274,7 +276,7 @@ class CursorJournal:
 
     @property
     def is_settled(self) -> bool:
-        """True when every noted change is durable."""
+        """True when no write is due or in progress."""
         return self._work.is_idle
 
     # ---- writing ---------------------------------------------------------------------------------
@@ -451,7 +453,7 @@ class CursorJournal:
         await self._confirm()
 
     def _end(self, error: LogError) -> None:
-        """End at once. If the journal is calling receipts in turns, call the others now."""
+        """End at once. If the journal is calling receipts in turns, call the remaining ones now."""
         if self._is_stored:
             self._give(None)
         self._stop(error)
@@ -476,7 +478,7 @@ class CursorJournal:
     # ---- receipts --------------------------------------------------------------------------------
 
     async def _confirm(self) -> None:
-        """The write is durable. If the journal ends meanwhile, `_end` calls the other receipts."""
+        """The write is durable: call its receipts. If `_end` runs meanwhile, it calls the rest."""
         self._is_stored = True
         await self._give_in_turns(None)
         self._is_stored = False

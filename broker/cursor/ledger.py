@@ -44,8 +44,7 @@ class Journaled(Protocol):
         """Records of the whole state, changes included."""
 
     def restart(self, start: Start, number: int) -> None:
-        """Acknowledge the entries and messages before `start`, take back all other
-        acknowledgements, and continue under a new number."""
+        """Replace all acknowledgements by the state `start`, and continue under a new number."""
 
 
 @dataclass(frozen=True, slots=True)

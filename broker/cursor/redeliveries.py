@@ -95,7 +95,7 @@ class Redeliveries:
 
     def pop_through(self, position: Position) -> None:
         """Remove the counts of all entries up to `position`, which were acknowledged. Costs
-        O(counts) of the last ledger."""
+        O(counts in the ledger of `position`)."""
         for ledger in [ledger for ledger in self._counts if ledger <= position.ledger]:
             counts, unstored = self._counts.pop(ledger), self._unstored.pop(ledger, None)
             self._size -= len(counts)
@@ -119,7 +119,7 @@ class Redeliveries:
         return self._counts
 
     def take_unstored(self) -> dict[int, dict[int, int]]:
-        """The counts that have changed since the last call of this or of `all_counts`."""
+        """The counts that have changed since the last call of `take_unstored` or `all_counts`."""
         unstored, self._unstored = self._unstored, {}
         return {
             ledger: {entry: self._counts[ledger][entry] for entry in sorted(entries)}

@@ -3,7 +3,7 @@
 The state of a subscription is its inline snapshot plus the records of its number in the cursor
 ledger. A number belongs to one subscription, and a reset gives the subscription a new number. So
 records from before a reset, or of a deleted subscription with the same name, do not change the
-subscription. Records of a number without a subscription are replayed and ignored.
+subscription. Records whose number no subscription has are replayed, but their state is not used.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class CursorReplay:
             record.ledger, {}
         )
         if counts.keys().isdisjoint(record.counts):
-            counts.update(record.counts)  # as usual; this takes a tenth of the time
+            counts.update(record.counts)  # the usual case, ten times as fast as the loop
             return
         for entry, count in record.counts.items():
             counts[entry] = max(count, counts.get(entry, 0))

@@ -2,8 +2,8 @@
 
 A producer's sequence id is *stored* once the entry that carries it is durable. The state covers the
 log up to the position `through`; a recovery reads the entries after the journaled position and adds
-their sequence ids. Merging takes the higher number. So the second replay of a record, or the replay
-of an older one, changes nothing.
+their sequence ids. Merging takes the higher sequence id. So the second replay of a record, or the
+replay of an older one, changes nothing.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class Sequences:
         return self._state.through
 
     def on_stored(self, mark: Position) -> bool:
-        """The sequence ids up to `mark` are durable: no recovery needs the entries before."""
+        """The sequence ids of all entries up to `mark` are durable. A recovery reads only the later
+        entries. Returns True if `mark` is later than before."""
         before, self.durable_mark = self.durable_mark, mark
         return mark > before
 

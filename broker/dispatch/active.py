@@ -4,8 +4,8 @@ Only the consumers of the best priority are candidates. The others stand by. The
 
     on a partition      the candidate at the index (partition index) modulo (number of candidates),
                         in the order of names
-    on another topic    the candidate that subscribed first; with `Choice.HASH`, the candidate whose
-                        name hashes next to the name of the topic, so that topics spread
+    on another topic    the candidate that subscribed first; with `Choice.HASH`, the candidate that
+                        the ring (below) gives for the topic's name, so that topics spread
 
 All rules are Pulsar's. With `Choice.HASH`, each consumer has POINTS points on a ring of hashes. The
 consumer of the first point at or after the hash of the topic is chosen.
@@ -31,7 +31,8 @@ _RING: Final = 1 << 31
 
 _Key = tuple[bool, int, int, str, int]
 """The place of a consumer in the order: whether it is leaving, its priority, the distance on the
-ring from the topic to its next point (0: no ring), its name ("": no partition), its join number."""
+ring from the topic's hash to the consumer's next point (0: no ring), its name ("": no partition),
+its join number."""
 
 
 class Choice(StrEnum):
@@ -55,8 +56,8 @@ FAILOVER_DEFAULTS: Final = FailoverRules()
 
 
 class Candidates:
-    """The connected consumers of a Failover subscription. A leaving consumer is chosen only if all
-    consumers are leaving.
+    """The connected consumers of a Failover subscription, of all priorities. A leaving consumer is
+    chosen only if all consumers are leaving.
 
     The consumers are sorted, so that `chosen` visits none of thousands of standby consumers.
     """

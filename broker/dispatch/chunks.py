@@ -183,7 +183,7 @@ class ChunkRoutes:
             del self._messages_by_position[position]
 
     def check(self, acks: Acks) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the module's docstring."""
         assert len(self._messages) <= MESSAGES_MAX, "4"
         known: dict[Position, str] = {}
         for uuid, message in self._messages.items():

@@ -311,7 +311,7 @@ class DelayedIndex:
         return None
 
     def check(self) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the module's docstring."""
         positions = [position for position, _ in self]
         assert len(positions) == len(set(positions)) == len(self)
         assert all(run.count for run in self._runs)
@@ -330,8 +330,8 @@ class DelayedIndex:
 
 
 class Run:
-    """A fixed list of entries, some of which are removed. It gives the entries in the order of the
-    log and in the order of their delivery times."""
+    """Entries in the order of the log and in the order of their delivery times. No entry is added
+    later; a removed entry is only marked as removed."""
 
     __slots__ = (
         "count",

@@ -26,7 +26,8 @@ _ENTRY_BYTES: Final = 4
 _TIME_BYTES: Final = 8
 
 ITEMS_MAX: Final = 65_536
-"""The limit of entries in one run of the index."""
+"""The limit of entries in one segment. A segment stores one run of the index, which has at most as
+many entries."""
 
 
 class InvalidDelayedSegment(ValueError):

@@ -9,8 +9,8 @@ A dispatcher does no I/O:
 
 - It asks for entries with `Read` or `Replay`. At most one of these requests is outstanding.
 - It hands entries out with `Deliver`.
-- It reads the acknowledgements of the cursor through `Acks`, and the end of the log through
-  `Environment.confirmed`.
+- It reads the acknowledgements of the cursor through `Acks`, and the position of the last entry of
+  the log through `Environment.confirmed`.
 - Events carry `now`, the time of the event loop in seconds. After each event the shell asks
   `next_timer()`, and calls `on_timer` at that time.
 
@@ -65,7 +65,7 @@ class Read:
 
     first: Position
     entries_max: int
-    through: Position  # the end of the log at the time of the request
+    through: Position  # the last entry of the log at the time of the request
     rewinds: int  # the dispatcher's count of rewinds at the time of the request
 
 

@@ -67,7 +67,8 @@ class DrainingHashes:
         self._next_number = 0
         # The number of slots that each consumer drains, above 0.
         self._counts: dict[Consumer | None, int] = {}
-        self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
+        # The number of slots that have drained at each connected consumer.
+        self._cleared: dict[Consumer, int] = {}
         self.blocked_attempts = 0  # of all slots, including slots that have drained
 
     def __bool__(self) -> bool:

@@ -4,10 +4,10 @@ Theory of operation. `Candidates` chooses the active consumer (active.py). The c
 when a consumer joins, leaves, or announces that it will leave. Then:
 
     the active consumer left     the next consumer becomes active at once
-    the active consumer stays    it drains: it gets no more entries, and may acknowledge its own.
+    it is still connected        it drains: it gets no more entries, and may acknowledge its own.
                                  The next consumer becomes active when the draining one has
                                  acknowledged everything, when it asks for redelivery, or after
-                                 `delay_s` (LEAVING_S if it leaves).
+                                 `delay_s` (LEAVING_S if it has announced that it will leave).
 
 The next active consumer starts at the first unacknowledged entry. So a drain that ends in time
 redelivers nothing. After `delay_s`, the next consumer gets entries that the former consumer may

@@ -9,7 +9,7 @@ is in exactly one place:
                the entry *expires* (the broker acknowledges every entry up to a position), the entry
                stays pending until the dispatcher takes it off the consumer, in parts
     waiting    read before, and its consumer cannot take it now, or it must be delivered again
-    in flight  the dispatcher reads it again; before, it was waiting or delayed
+    in flight  the dispatcher reads it again; before, it was waiting, delayed or due
     delayed    its delivery time has not come; `Delays` keeps it
     due        it was delayed and became due, but its read failed or did not reach it
 
@@ -30,7 +30,8 @@ An entry that does not pass holds back the later entries of its slot in the same
 
 All chunks of a message go to one consumer: they have one key. A slot with a message whose last
 chunk is still to come is *pinned*: it stays at its consumer, and moves after the last chunk.
-Without this, the consumer would wait for the last chunk, and the last chunk for the consumer.
+Otherwise the consumer would acknowledge no chunk before it has the last one, and the last one would
+wait for these acknowledgements.
 
 With `ordered_nacks` (a policy of the consumers), an entry that is later than a negatively
 acknowledged one of its slot waits as well, at gates 2 and 3 (withheld.py).
@@ -107,7 +108,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
     from magnetar.protos.entry import Chunk
 
-_UNKNOWN: Final = 0  # stands for the slot of a delayed entry before its read; no slot has it
+_UNKNOWN: Final = 0  # the slot of a delayed entry before its read; no slot has this number
 
 PART_PAUSE_S: Final = 0.001
 """The pause in seconds between two parts of a long work: the return of the entries of a departed
@@ -162,10 +163,13 @@ class KeyShared:
         self._has_more = False  # `_next_replay` has not seen all that is queued
         self._turn = 0  # the consumer whose waiting entries are read first
         self._chunks = ChunkRoutes()
-        self._unfinished: dict[str, int] = {}  # uuid -> slot, of messages whose last chunk is ahead
+        # uuid -> slot, of messages whose last chunk is not delivered yet
+        self._unfinished: dict[str, int] = {}
         self._pins: dict[int, Consumer] = {}  # the slots of these messages, with their consumers
         self._withheld = Withheld()
-        self._full = False  # True from the subscription's limit of unacked messages to half of it
+        # True from the time when the unacknowledged messages reach the subscription's limit until
+        # they have fallen to half of it.
+        self._full = False
 
     @property
     def unacked(self) -> int:
@@ -607,7 +611,7 @@ class KeyShared:
         deliveries: dict[Consumer, Deliver] = {}
         rooms: dict[Consumer, int] = {}
         held: set[int] = set()
-        drains = bool(draining)  # asked once: only the end of a chunked message lets a slot drain
+        drains = bool(draining)  # in this loop, only the end of a chunked message begins a drain
         ack_set: tuple[int, ...] = ()
         for entry, slot in zip(entries, slots, strict=True):
             position = entry.position
@@ -674,7 +678,7 @@ class KeyShared:
             self._returned.add(slot)
 
     def _again(self, position: Position, slot: int) -> None:
-        """The entry was in flight and was not read: it waits again."""
+        """The entry was in flight and was not read: it waits again, or is due again."""
         if slot == _UNKNOWN:
             self._due.add(position)
         else:

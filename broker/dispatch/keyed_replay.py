@@ -103,8 +103,9 @@ class KeyedReplay:
         return grown
 
     def expire(self, position: Position) -> list[int]:
-        """Every position up to this one is acknowledged. Returns the slots with such positions: the
-        caller must call `drop_expired` and then queue them, in parts because of their number."""
+        """Every position up to this one is acknowledged. Returns the slots with such positions. For
+        these slots the caller must call `drop_expired`, and then queue them. It does so in parts,
+        because there may be 65,535 slots."""
         last = self._expired = position[0] << _ENTRY_BITS | position[1]
         last_item = last << _SLOT_BITS | _SLOT_MASK
         for consumer, queue in self._queues.items():
@@ -183,7 +184,7 @@ class KeyedReplay:
         return taken, dropped
 
     def check(self) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the module's docstring."""
         assert all(self._by_slot.values()), "1"
         assert self._count == sum(map(len, self._by_slot.values())), "1"
 

@@ -83,7 +83,7 @@ class Live:
         return self._rotation.next_available()
 
     def check(self) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the module's docstring."""
         self._rotation.check()
         assert not self._exclusive or len(list(self._rotation)) <= 1
         assert all(consumer.unacked == 0 for consumer in self._rotation)

@@ -90,6 +90,6 @@ class KeyedLive:
         return self._selector.ranges(consumer)
 
     def check(self) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the module's docstring."""
         self._selector.check()
         assert all(consumer.unacked == 0 for consumer in self._consumers)

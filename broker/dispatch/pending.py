@@ -1,7 +1,7 @@
 """Pages of the entries that consumers received but did not acknowledge, for operators. Pure.
 
-A page costs O(pending entries of the ledgers that it touches). Ledgers are visited in order, so the
-caller can stop after any of them.
+A page costs O(pending entries of the ledgers that it touches). The caller visits the ledgers in
+order, and can stop after any of them.
 """
 
 from __future__ import annotations

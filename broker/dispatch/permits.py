@@ -69,7 +69,7 @@ class Consumer:
 
     Invariants (see `check`):
         1. `unacked` is the sum of `pending`.
-        2. `blocked` is True from the limit of unacknowledged messages down to half of it.
+        2. `blocked` becomes True when `unacked` reaches its limit, and False at half of the limit.
     """
 
     name: str
@@ -168,7 +168,7 @@ class Consumer:
             yield Why.NOT_WRITABLE
 
     def check(self) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the class's docstring."""
         assert self.unacked == self.pending.total()
         assert not self.blocked or self.unacked > self.limits.unacked_per_consumer // 2
         assert self.blocked or self.unacked < self.limits.unacked_per_consumer
@@ -194,8 +194,8 @@ def explain_all(consumers: Iterable[Consumer]) -> list[Reason]:
 def holders(
     consumers: Iterable[Consumer], positions: Iterable[Position]
 ) -> Iterator[tuple[Consumer, Position]]:
-    """Yield the consumer at which each of these entries is pending. Leaves out the entries that are
-    pending at none. The caller may take yielded entries off.
+    """Yield each of these entries with the consumer at which it is pending. Leaves out the entries
+    that are pending at no consumer. The caller may remove a yielded entry from its consumer.
 
     The call visits each consumer once, for any number of entries, and ends when all are found: a
     client may acknowledge 1,500 entries at once that none of 10,000 consumers has.

@@ -79,7 +79,7 @@ class PositionMap:
 
     def pop_through(self, position: Position) -> dict[int, dict[int, int]]:
         """Remove every position up to this one. Returns their numbers by ledger and entry. Costs
-        O(positions of the last ledger)."""
+        O(positions in the ledger of `position`)."""
         removed: dict[int, dict[int, int]] = {}
         for ledger in [ledger for ledger in self._ledgers if ledger <= position[0]]:
             entries = self._ledgers[ledger]

@@ -1,4 +1,4 @@
-"""Consistent hashing: each consumer has points on a ring of 65535 slots (Pulsar's default).
+"""Consistent hashing (Pulsar's default): each consumer has points on a ring of 65535 slots.
 
 Theory of operation. The point `i` of a consumer is a slot: the hash of name, name index and `i`,
 joined by NUL. The name index is the lowest number that no other connected consumer of the same name
@@ -9,7 +9,7 @@ the first has left.
 
 Invariants (`check`):
     1. `_points` is ascending, and holds exactly the keys of `_owners`. No list of owners is empty.
-    2. Every point of every consumer is in the list of its slot, once.
+    2. Each consumer is in the lists of owners of its points, once in each, and in no other list.
     3. Consumers of one name have different name indexes.
 """
 

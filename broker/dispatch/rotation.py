@@ -72,7 +72,7 @@ class Rotation:
         return None
 
     def check(self) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the class's docstring."""
         priorities = [level.priority for level in self._levels]
         assert priorities == sorted(set(priorities))
         for level in self._levels:

@@ -81,7 +81,9 @@ class Shared:
         self._redeliveries = environment.redeliveries
         self._delays = environment.delays
         self._wake_s: float | None = None  # the answer of `next_timer`
-        self._full = False  # True from the subscription's limit of unacked messages to half of it
+        # True from the time when the unacknowledged messages reach the subscription's limit until
+        # they have fallen to half of it.
+        self._full = False
 
     @property
     def unacked(self) -> int:

@@ -59,5 +59,5 @@ def ring_slot(hashed: int) -> int:
 
 
 def range_slot(hashed: int) -> int:
-    """The slot of a hash for auto-split ranges and sticky ranges: 0..65535, where 0 counts as 1."""
+    """The slot of a hash for auto-split and sticky ranges: 1..65535. Remainder 0 becomes slot 1."""
     return hashed % SLOTS or 1

@@ -106,7 +106,7 @@ class Withheld:
         self._slots.clear()
 
     def check(self) -> None:
-        """Assert the invariants of the docstring."""
+        """Assert the invariants of the module's docstring."""
         for packed, slot in self._slots.items():
             assert packed in self._by_slot[slot], "1"
         for heap in self._by_slot.values():

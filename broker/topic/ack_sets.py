@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 SIZES_MAX: Final = 20_000
 """The limit of batches whose sizes a subscription remembers: the batches that it read last. About
-200 bytes each, 4 MB. The queue of one receiver holds 1,000 messages by Pulsar's default, so they
-come from 1,000 batches at most."""
+200 bytes each, 4 MB. By Pulsar's default, the receiver queue of a consumer holds 1,000 messages,
+from at most 1,000 batches."""
 
 UNKNOWN_WORDS_MAX: Final = 1_024
-"""The limit of words of one ack set whose batch is not known: 65,536 messages. Pulsar's clients
+"""The limit of words of one ack set of a batch of unknown size: 65,536 messages. Pulsar's clients
 close a batch at 1,000 messages by default."""
 
 UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
@@ -48,7 +48,7 @@ class AckSets:
         # Two generations: when the newer one is full, the older one is forgotten.
         self._sizes: dict[Position, int] = {}
         self._older: dict[Position, int] = {}
-        self._unknown: dict[Position, int] = {}  # the words of sets whose batch was not known
+        self._unknown: dict[Position, int] = {}  # the words of sets of unknown batch size
         self._unknown_words = 0
 
     def on_read(self, entries: Iterable[StoredEntry]) -> None:

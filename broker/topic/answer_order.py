@@ -1,12 +1,12 @@
 """Keeps the answers to a producer in the order of its sends. A machine.
 
 The topic answers an appended entry when the log reports it as durable; the log reports entries in
-order. An answer without the log (duplicate, refuse) waits for the entries that were appended before
-it.
+order. An answer that does not depend on the log (duplicate, refuse) waits for the entries that were
+appended before it.
 
 Invariants (`check`):
-    1. The waiting answers are in the order of the sends, each behind at least one entry that is not
-       durable yet.
+    1. The waiting answers are in the order of the sends. Each waits for at least one entry that is
+       not durable yet.
     2. `waiting` is the number of entries of the waiting answers.
 """
 

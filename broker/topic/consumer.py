@@ -33,8 +33,8 @@ CPU, parsing included, and longest if each returned entry has a key of its own. 
 less than 50 ms."""
 
 PERMITS_MAX: Final = (1 << 31) - 1
-"""The permits of one consumer, as in Pulsar, which counts in 32 bits. Permits above this limit are
-dropped."""
+"""The limit of permits of one consumer, as in Pulsar, which counts in 32 bits. Permits above this
+limit are dropped."""
 
 
 class ConsumerHandle:
@@ -69,7 +69,7 @@ class ConsumerHandle:
             properties=request.metadata,
             key_shared=request.key_shared,
         )
-        self._knows_end = False  # it was told, or will be told soon
+        self._knows_end = False  # True: the client was told the end of the topic, or will be soon
         self.activity = Activity()
         self.acks = Meter(now)  # the acknowledged messages
         self._acked = 0  # the messages that `acks` has counted
@@ -215,7 +215,7 @@ class ConsumerHandle:
 
     def deliver(self, action: Deliver, *, size: int, redelivered: int, now: float) -> None:
         """Pass the entries to the session, and count them. `size`: their bytes. `redelivered`: the
-        number of those that were delivered before."""
+        number of the entries with a redelivery count."""
         self.events.deliver(action.entries, action.details)
         self.activity.on_sent(self._now_ms())
         self.meter.count(action.messages, size, now)

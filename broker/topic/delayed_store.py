@@ -1,7 +1,8 @@
 """Stores a topic's indexes of delayed messages in ledgers. Format: dispatch/DELAYED_FORMAT.md.
+
 Theory of operation. An index seals its entries in runs. The store writes each run as a segment into
-the topic's delayed ledger. A segment is live while the index uses its run; then it is dead. The
-store counts the bytes of the live segments of each ledger, and deletes the ledgers without live
+the topic's delayed ledger. A segment is live while the index uses its run; afterwards it is dead.
+The store counts the bytes of the live segments of each ledger, and deletes the ledgers without live
 segments. When dead segments take more bytes than live segments, the store writes the live segments
 into a new ledger.
 

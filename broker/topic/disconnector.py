@@ -1,5 +1,6 @@
-"""Calls clients of a topic, CLIENTS_PER_TURN in one turn of the event loop: to disconnect them, to
-tell them the end of the topic, or to advance them after a change of policies.
+"""Calls a function for each of many producers, consumers or subscriptions of a topic,
+CLIENTS_PER_TURN in one turn of the event loop. The function disconnects a client, tells it the end
+of the topic, or tells a subscription that the policies have changed.
 
 One disconnection takes about 20 us, and one connection may have 50,000 producers and 50,000
 consumers of a topic. In one step, their disconnection would stop the broker for two seconds.
@@ -25,9 +26,8 @@ Client = TypeVar("Client")
 
 
 class Disconnector:
-    """Calls `leave`, a function of the caller, for producers, consumers or subscriptions of one
-    topic. `leave` disconnects a client, for example. It does nothing for a client that has left
-    meanwhile."""
+    """Calls `leave`, a function of the caller, for the clients of one topic: producers, consumers
+    or subscriptions. `leave` must do nothing for a client that has left meanwhile."""
 
     __slots__ = ("_guard", "_tasks", "_turns")
 
@@ -39,9 +39,10 @@ class Disconnector:
     def start(
         self, clients: list[Client], leave: Callable[[Client], None]
     ) -> asyncio.Task[None] | None:
-        """Call `leave` for these clients: at once for up to CLIENTS_PER_TURN clients, and while the
-        broker is shutting down. For more clients, return a task that calls `leave` and takes the
-        clients out of the list. A caller that disconnects clients stops their work first."""
+        """Call `leave` for each client. If there are at most CLIENTS_PER_TURN clients, or if the
+        broker is shutting down, do so at once and return None. Otherwise return a task that calls
+        `leave` and takes the clients out of the list. A caller that disconnects clients stops their
+        work first."""
         if len(clients) > CLIENTS_PER_TURN:
             work = self._guard.run("task", partial(self._run, clients, leave))
             task = spawn_in(self._tasks, work, "disconnect clients")
@@ -52,8 +53,8 @@ class Disconnector:
         return None
 
     async def run(self, clients: list[Client], leave: Callable[[Client], None]) -> None:
-        """Like `start`, and return when all clients are disconnected. They are also disconnected
-        if the caller is cancelled."""
+        """Like `start`, and return after the last call of `leave`. The task continues if the caller
+        is cancelled."""
         task = self.start(clients, leave)
         if task is not None:
             await asyncio.wait({task})

@@ -42,7 +42,7 @@ class TopicEnvironment:
     message_bytes_max: int = MESSAGE_BYTES_MAX
     strict_delays: bool = False
     fixed_delay_look_ahead: int = 0  # see DelayPolicy
-    latency: LatencyHistogram | None = None  # the wait of publishes; None: each topic has its own
+    latency: LatencyHistogram | None = None  # the publish latency; None: each topic has its own
     # The budget for the bytes that the broker holds for producers. None: each topic has its own.
     budget: PublishBudget | None = None
     deduplication: DeduplicationConfig | None = None

@@ -21,15 +21,15 @@ SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S: Final = 300.0
 """Pulsar's subscriptionExpiryCheckIntervalInMinutes: 5."""
 
 BACKLOG_AGE_CHECK_INTERVAL_S: Final = 60.0
-"""The period in which the ages in the metrics are read again. It costs at most one read for each
-subscription."""
+"""The interval in seconds at which the broker updates the backlog ages in the metrics. An update
+costs at most one read for each subscription."""
 
 log = get_logger(__name__)
 
 
 async def expire_messages(topic: Topic) -> None:
     """Acknowledge in every subscription the entries that are older than the topic's time to live.
-    Raises LogError, and ReadFailed after the other subscriptions."""
+    Raises LogError. If a read fails, visits the other subscriptions and then raises ReadFailed."""
     policies = _fresh_policies(topic)
     if policies is None or policies.message_ttl_s <= 0:
         return
@@ -73,8 +73,8 @@ async def expire_subscriptions(topic: Topic) -> None:
 
 
 async def look_up_backlog_ages(topic: Topic) -> None:
-    """Read the times of the oldest unacknowledged entry for the metrics. Raises ReadFailed after
-    the other subscriptions."""
+    """Read the times of the oldest unacknowledged entry of each subscription, for the metrics. If a
+    read fails, visits the other subscriptions and then raises ReadFailed."""
     if not isinstance(topic, PersistentTopic) or topic.state is not TopicState.OPEN:
         return
     failure: ReadFailed | None = None

@@ -31,7 +31,8 @@ class Snapshot:
     are facts of the broker: operations/delivery.py sets them, not the subscription."""
 
     state: SubscriptionState = SubscriptionState.OPEN
-    dispatcher: tuple[Reason, ...] | None = None  # None: no consumer since the start or a seek
+    # None: no consumer has connected since the topic was opened, or since a seek.
+    dispatcher: tuple[Reason, ...] | None = None
     read_failure: str = ""  # "": the last read succeeded
     retry_in_s: float = 0.0
     rate: str = ""  # the dispatch rate that a read waits for; "": none
@@ -42,7 +43,7 @@ class Snapshot:
     budget_waiting: int = 0  # connections that wait before they may publish
     budget_used: int = 0  # bytes
     budget_max: int = 0
-    metadata_session: str = ""  # its state, if it is not connected
+    metadata_session: str = ""  # the state of the metadata session; "": it is connected
     quarantine: str = ""  # the reason why the topic is refused; "": it is served
     quarantine_s: float = 0.0
 

@@ -1,7 +1,7 @@
 """The producers of a topic that hold publishes, and their resumption in FIFO order.
 
 A producer waits either for the outcome of another publish, or for the publish rate. While the rate
-is exceeded, the second kind is not visited at all: thousands of producers may wait for a slow rate.
+is exceeded, `resume` does not visit the producers that wait for it: there may be thousands.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class NonPersistentTopic:
             ]
         )
         self._delivery = LiveDelivery(self.subscriptions, self._turns, self._spawn_guarded, of=name)
-        self._removed = (0, 0)  # delivered by subscriptions that are gone
+        self._removed = (0, 0)  # messages and bytes delivered by subscriptions that are gone
         self._dropped = 0  # messages dropped by producers and subscriptions that are gone
         self._idle_timer: asyncio.TimerHandle | None = None  # None: the topic is in use
         self._unfollow = policies.subscribe(self._apply_policies)

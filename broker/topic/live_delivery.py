@@ -5,10 +5,10 @@ With more subscriptions it queues the entries, and a task delivers them in sever
 event loop, for about STEP_US each. Each step takes a turn (runtime/turns.py), so only one topic has
 a step in a turn of the loop. Every subscription gets the entries in the order of the publishes.
 
-The queue is bounded: a connection reads no more commands until the queue is empty, so each
-connection has at most one slice's entries in the queue.
+The queue is bounded: a connection reads no more commands until the queue is empty, so the queue has
+at most the entries that each connection has published in one step.
 
-A consumer that attaches to an existing subscription gets entries that were queued before it came.
+A consumer that joins an existing subscription also gets the entries that were queued before.
 When the topic closes, the queued entries are dropped, although their producers have receipts.
 """
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from magnetar.runtime.turns import Turns
 
 SUBSCRIPTIONS_PER_STEP: Final = 50
-"""A connection publishes up to 100 single entries in one step of the loop, or a run of 250 entries:
-with this many subscriptions the deliveries take 25 ms or 13 ms."""
+"""The limit of subscriptions to which the topic delivers in the step of the publish. A connection
+publishes up to 100 single entries in one step of the loop, or a run of 250 entries. At the limit,
+their deliveries take 25 ms or 13 ms."""
 
 STEP_US: Final = 10_000
 
@@ -44,7 +45,7 @@ SUBSCRIPTION_US: Final = 4
 class _Queued:
     entries: Sequence[StoredEntry]
     subscriptions: Sequence[LiveSubscription]
-    delivered: int = 0  # the subscriptions that have the entries
+    delivered: int = 0  # the number of subscriptions that have the entries
 
 
 class LiveDelivery:
@@ -94,7 +95,7 @@ class LiveDelivery:
         return not self._queue
 
     async def wait_idle(self) -> None:
-        """Return when all entries were delivered or dropped once."""
+        """Return when the queue is empty, or has been empty since the call."""
         if self._queue:
             self._idle.clear()
             await self._idle.wait()

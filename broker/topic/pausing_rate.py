@@ -1,10 +1,10 @@
 """A publish rate that the broker enforces by pauses in its reads: the excess waits at the clients.
 
-The messages that were read are published and counted, even beyond the rate. So the buckets may fall
-below zero. The broker does not read on from the publishing connections until tokens are available
-again. The average is exact, except that a debt of more than DEBT_PERIODS_MAX is forgotten. A burst
-exceeds the rate by a frame of each connection. As in Pulsar, the other producers of a paused
-connection wait as well.
+The messages that were read are published and counted, even beyond the rate. So the token buckets
+may fall below zero. The broker does not read on from the publishing connections until tokens are
+available again. The average is exact, except that the debt beyond DEBT_PERIODS_MAX periods is
+forgotten. A burst exceeds the rate by a frame of each connection. As in Pulsar, the other producers
+of a paused connection wait as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 LOOK_S: Final = 1.0
-"""The period in which a waiting connection checks the rate again, which may have changed."""
+"""The interval in seconds at which a waiting connection checks the rate, which may have changed."""
 
 DEBT_PERIODS_MAX: Final = 60
 """The limit of the debt: a minute of a broker's rate. A compressed batch of 60 bytes may claim a

@@ -186,7 +186,7 @@ class Pipeline:
 
     def decide(self, publish: Publish, now: float, *, first: int = 0) -> list[Decided | Held]:
         """Let the stages from `first` on decide. Returns the parts of the publish in the order of
-        its entries; []: append all. Parts behind a Held must wait for it, even if they are
+        its entries; []: append all. Parts after a Held must wait for it, even if they are
         Decided."""
         stages = self.stages[first:] if first else self.stages
         for number, stage in enumerate(stages, first):

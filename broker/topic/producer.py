@@ -53,8 +53,9 @@ of the broker together hold more than HELD_SHARE allows (log/budget.py), the ses
 for this limit: it stops reading at once."""
 
 AHEAD_LOOK_S: Final = 0.25
-"""The interval in seconds at which a producer checks the publish rate again after the rate let its
-publishes pass without tokens."""
+"""The interval in seconds at which `wait_room` checks the publish rate again while the topic
+appends publishes beyond the rate, because the broker may hold no more of them (see `_wait_rate`).
+"""
 
 
 class ProducerState(Enum):
@@ -206,7 +207,8 @@ class ProducerHandle:
             if isinstance(first, Held):
                 if not first.ready:
                     for_rate = isinstance(first.until, Gate)
-                    appended = self._order.outstanding > outstanding  # let the others go first
+                    # True: go to the end of the queue, so the topic's other producers are next.
+                    appended = self._order.outstanding > outstanding
                     self._holding.add(self, for_rate=for_rate, last=appended)
                     if progressed:
                         self._count_held()
@@ -274,9 +276,9 @@ class ProducerHandle:
         return self._held_bytes < HELD_BYTES_MAX and self._log.budget.may_gather
 
     async def _wait_rate(self) -> None:
-        """Return when the topic's rate allows more, or when the budget may hold publishes again.
-        While the budget may hold no more, publishes pass without tokens. Meanwhile the session must
-        not read."""
+        """Return when the topic's rate allows more, or when the producers of the broker may hold
+        publishes again (`PublishBudget.may_hold`). While they may not, the topic appends publishes
+        that were read, although the rate is exceeded. So the session must not read more."""
         while True:
             is_open = self.state is ProducerState.OPEN
             if not is_open or not self._exceeds_rate() or self._log.budget.may_hold:
@@ -352,7 +354,7 @@ class ProducerHandle:
                     self.events.send_error(sequence_id, answer.error)
             case Duplicate():
                 newest = max(chain(sends.sequence_ids, sends.highest_sequence_ids))
-                assert newest <= answer.stored_sequence_id, "the log cannot hold what is newer"
+                assert newest <= answer.stored_sequence_id, "a duplicate that is not stored"
                 unstored = repeat(-1, answer.count)
                 numbers = zip(sends.sequence_ids, sends.highest_sequence_ids, unstored, strict=True)
                 self.events.receipts(-1, numbers)

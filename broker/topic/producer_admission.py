@@ -110,7 +110,7 @@ class ProducerAdmission:
         self.waiting: dict[str, ProducerHandle] = {}  # the waiting producers in FIFO order
         self.holding = Holding(exceeds_rate)
         self._is_resuming = False  # True: a task continues what `resume` began
-        self._epoch_asked = -1  # the highest epoch of which a write has begun; -1: none has
+        self._epoch_asked = -1  # the highest epoch whose write has begun; -1: no write has begun
         self._topic = topic
         self._log = topic_log
         self._pipeline = pipeline

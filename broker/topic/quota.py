@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 EVICTION_TARGET: Final = 0.9
-"""The share of the size limit that remains after an eviction: Pulsar's figure. Evicting to the
-limit itself would evict again at each check."""
+"""The share of the size limit that remains after an eviction: Pulsar's figure. If the topic evicted
+only down to the limit, it would evict again at each check."""
 
 log = get_logger(__name__)
 

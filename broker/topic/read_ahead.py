@@ -2,8 +2,8 @@
 ones.
 
 After each read of a backlog, `ReadAhead` reads the entries that follow, with the same limits of
-entries and bytes. If the next read of the dispatcher begins there, it gets these entries.
-Otherwise `ReadAhead` drops them. So a subscription has at most one read ahead in flight. The
+entries and bytes. If the next read of the dispatcher begins at the first of these entries, it gets
+them. Otherwise `ReadAhead` drops them. A subscription has at most one read ahead in flight. The
 broker's budget counts the bytes of all reads ahead, and limits them to a share of the budget.
 
 Near the end of the log there is no read ahead, because those entries are in the cache.

@@ -1,9 +1,9 @@
 """Trims a topic's log: drops ledgers that neither a durable subscription nor retention keeps.
 
-The trimmer decides and asks the log, and the log's own task does the work. So a trim takes some
+The trimmer asks the log to trim, and the log's own task does the work. So a trim takes some
 microseconds here and needs no task. The trimmer trims when a cursor has left a ledger, when a
-ledger was closed, and when the policies change. A chore calls it, too, because retention may end
-without an event.
+ledger was closed, and when the policies change. A chore calls it, too, because the retention time
+of a ledger may end without an event.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Trimmer:
 
     def _trimmable(self) -> Position | None:
         """The position up to which no ledger is needed at present. None: nothing to trim. The log
-        asks when it writes the topic's record."""
+        calls this when it writes the topic's record."""
         if not self._is_fresh():
             return None
         topic_log = self._log

@@ -91,8 +91,8 @@ class _AckView:
     """The view of the cursor that a dispatcher has (`Acks`).
 
     No entry after `highest_acked` is acknowledged, so a dispatcher need not look up later entries.
-    `highest_acked` starts at the end of the log when the topic is loaded. An acknowledgement of a
-    later entry moves it on.
+    When the topic is opened, `highest_acked` is the last entry of the log. An acknowledgement of a
+    later entry raises it.
     """
 
     __slots__ = ("_cursor", "batch_ack_set", "first_unacked", "highest_acked", "is_acked")
@@ -201,7 +201,8 @@ class Subscription:
         self._key_shared = key_shared or KeySharedSettings()
         self._joined = 0  # the number of consumers so far; the join number of the next consumer
         self._type = SubscriptionType.EXCLUSIVE  # the type of the dispatcher
-        self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
+        # None: no consumer has connected since the topic was opened, or since a seek.
+        self._dispatcher: Dispatcher | None = None
         # The time when the timer is due, and its handle. None: the dispatcher needs no timer. The
         # handle may lack the time: uvloop returns such a handle for a timer that is due within half
         # a millisecond.
@@ -360,7 +361,7 @@ class Subscription:
         now = self._loop.time()
         self._carry_out(self._dispatcher.on_flow(handle.machine, permits, now), now)
         if self._log.terminated is not None and self._has_ended and handle.begin_end():
-            handle.tell_end(still=True)  # it has joined after the end
+            handle.tell_end(still=True)  # it has joined after the subscription reached the end
 
     def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
         """See ConsumerHandle.redeliver."""
@@ -518,7 +519,7 @@ class Subscription:
 
     async def expire_before(self, cutoff_ms: int, *, now_ms: int) -> int:
         """Acknowledge the entries that were appended before `cutoff_ms`, as `skip` does. Does
-        nothing if the first unacknowledged entry is younger. Raises ReadFailed, too."""
+        nothing if the first unacknowledged entry was appended later. Raises ReadFailed, too."""
         self._require_open()
         through = await self.oldest.last_before(cutoff_ms)
         return 0 if through is None else await self.expire_through(through, now_ms=now_ms)
@@ -669,7 +670,7 @@ class Subscription:
 
     @property
     def dispatcher(self) -> Dispatcher | None:
-        """The dispatcher. None: no consumer has connected since the start or a seek."""
+        """None: no consumer has connected since the topic was opened, or since a seek."""
         return self._dispatcher
 
     def delivered_to_active(self) -> tuple[str, Position, Position] | None:
@@ -684,7 +685,7 @@ class Subscription:
     @property
     def read_position(self) -> Position | None:
         """The position of the dispatcher's next read. None: no consumer has connected since the
-        start or a seek."""
+        topic was opened, or since a seek."""
         return None if self._dispatcher is None else self._dispatcher.read_position
 
     @property
@@ -694,7 +695,7 @@ class Subscription:
 
     @property
     def redelivered(self) -> Meter:
-        """The messages of `delivered` that were delivered before."""
+        """The deliveries of entries with a redelivery count. Each entry counts as one message."""
         return self._redelivered
 
     def expired_rate(self, now: float) -> float:
@@ -995,7 +996,7 @@ class Subscription:
             )
 
     def _rejoin(self, former: Dispatcher | None) -> None:
-        """Make a new dispatcher for the consumers that the seek did not close. They stand by."""
+        """Make a new dispatcher for the standby consumers, which the seek did not close."""
         assert isinstance(former, Failover)
         now = self._loop.time()
         dispatcher = self._dispatcher = Failover(self._environment())

@@ -677,7 +677,7 @@ class PersistentTopic:
     # ---- trimming and ending ---------------------------------------------------------------------
 
     def trim(self) -> None:
-        """Drop the ledgers that no subscription needs and retention does not keep."""
+        """Drop the ledgers that no durable subscription needs and retention does not keep."""
         if self.state is TopicState.OPEN:
             self.trimmer.trim()
 

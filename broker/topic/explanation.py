@@ -56,8 +56,8 @@ _STATES: Final[Mapping[SubscriptionState, Reason]] = {
 
 
 def explain(at: Snapshot) -> list[Reason]:
-    """Every reason that holds. A quarantine of the topic, which is not open, hides the other
-    reasons, and so does the close of the subscription."""
+    """Every reason that holds. A quarantine hides the other reasons: a quarantined topic is not
+    open. The close of the subscription hides them, too."""
     if at.quarantine:
         detail = (
             f"the broker refuses the topic for {at.quarantine_s:.0f} s more, because it failed"

@@ -296,8 +296,8 @@ class BookieService:
         self, incarnation: str, *, broker: str, broker_incarnation: str
     ) -> tuple[BookieCode, LastHeard | None]:
         """Return OK and when this bookie last heard the broker; None: the bookie cannot tell. For
-        another incarnation of the bookie, return the code that means so. A bookie that stops still
-        answers."""
+        another incarnation of the bookie, return DAMAGED_STORE or WRONG_INCARNATION. A bookie that
+        is stopping still answers."""
         if incarnation != self.identity.incarnation:
             return self._damaged_store.code(incarnation), None
         now = asyncio.get_running_loop().time()

@@ -12,7 +12,7 @@ _MAY_BE_0 = frozenset({"ensemble_change_delay_s"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
-    """An invalid value raises a ValueError that names the field.
+    """An invalid value raises a ValueError that says what is wrong.
 
     Memory for entries in flight has three limits. `unconfirmed_bytes_max` is the limit of one
     ledger for entries that are not confirmed. `retained_bytes_max` is the limit of the process. At

@@ -32,7 +32,8 @@ class BookiePeer(Protocol):
     def member(self) -> Member: ...
 
     async def open_write(self, client_name: str) -> FrameStream:
-        """Open a stream and exchange the hellos. The caller sends adds and receives acks."""
+        """Open a stream and exchange the hellos. The caller sends adds and receives acks.
+        Raises FrameDamaged for a damaged reply."""
 
     def read(self, request: ReadRequest) -> AsyncIterator[Buffer]:
         """Yield frames of read answers: the contiguous run that the bookie has. An entry that is
@@ -50,7 +51,8 @@ class BookiePeer(Protocol):
         """Return the identity of the bookie that answers. It may be another incarnation."""
 
     async def open_presence(self, broker: str, incarnation: str) -> FrameStream:
-        """Open a stream on which this broker sends BEATs, each of which the bookie answers."""
+        """Open a stream on which this broker sends BEATs, each of which the bookie answers.
+        Raises FrameDamaged for a damaged answer to the first one."""
 
     async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
         """Return when the bookie last heard that broker; None: the bookie cannot tell. Raises

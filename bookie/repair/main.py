@@ -202,7 +202,11 @@ def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicato
         ("failed", "Failed attempts to repair a ledger.", lambda: counts.repairs_failed),
         ("copied_bytes", "Bytes of entries copied.", lambda: counts.copied_bytes),
         ("replaced", "Members of segments replaced.", lambda: counts.members_replaced),
-        ("recovered", "Ledgers recovered from silent writers.", lambda: counts.ledgers_recovered),
+        (
+            "recovered",
+            "Ledgers recovered because their writers kept a lost bookie.",
+            lambda: counts.ledgers_recovered,
+        ),
     ):
         counter(registry, f"magnetar_autorecovery_{name}_total", text, read)
     for name, text, value in (

@@ -26,7 +26,7 @@ them from the record. If another process has changed the record meanwhile, the r
 be bad again. Then the record stays as it is, and the next repair replaces these copies again.
 
 A retry also continues a step that failed. The replicator removes from the record those bad copies
-that it has replaced before the failure. It remembers in memory which entries it has copied to a new
+that it had replaced before the failure. It remembers in memory which entries it has copied to a new
 member (`unfinished_copies.py`). The new member may have deleted these entries between the attempts,
 so the retry first asks the bookie for them.
 """
@@ -424,8 +424,8 @@ class Replicator:
         *,
         stripes_of: int,
     ) -> tuple[Member, int]:
-        """Copy entries of the segment to a bookie that may take `seat`: those that are striped to
-        the seat `stripes_of`. Continues an earlier copy for this seat. Returns the bookie and the
+        """Copy the entries of the segment that are striped to the seat `stripes_of` to a bookie
+        that may take `seat`. Continues an earlier copy for this seat. Returns the bookie and the
         bytes copied now. Raises NoTarget, CopyFailed, EntryUnreadable."""
         ledger, first = metadata.ledger, int(segment.first_entry)
         before = self._unfinished.find(ledger, first, seat)
@@ -528,7 +528,7 @@ class Replicator:
         """Recover the ledger. Returns None if the ledger is closed, otherwise the error of the
         recovery."""
         log.warning(
-            "recovering ledger of a silent writer",
+            "recovering ledger whose writer kept a lost bookie",
             ledger=metadata.ledger,
             state=metadata.state.name,
             seconds=self._now() - grace_ended_at + self._config.open_grace_s,
@@ -557,14 +557,15 @@ class Replicator:
     def _put_off(
         self, ledger: LedgerId, pause_s: float | None = None, *, at_latest: float = inf
     ) -> None:
-        """Repair the ledger again after the pause, shortened to half at most, or at the time
-        `at_latest` if this is earlier. `pause_s` None: twice the previous pause."""
+        """Repair the ledger again after a random time from half the pause to the whole pause, but
+        not later than `at_latest`. `pause_s` None: twice the previous pause, at least RETRY_S_FIRST
+        and at most RETRY_S_MAX."""
         trouble = self._troubles.get(ledger)
         if pause_s is None:
             before = RETRY_S_FIRST / 2 if trouble is None else trouble.pause_s
             pause_s = min(2 * before, RETRY_S_MAX)
         if trouble is None and len(self._troubles) >= TROUBLES_MAX:
-            # The ledger keeps its tail, so its grace continues.
+            # The forgotten ledger keeps its tail, so its grace continues.
             del self._troubles[next(iter(self._troubles))]
         retry_at = self._now() + pause_s * self._random.uniform(0.5, 1.0)
         self._troubles[ledger] = _Trouble(min(retry_at, at_latest), pause_s)

@@ -182,8 +182,9 @@ class Admission:
         confirmed that this bookie belongs to the ledgers. Raises StorageFailed when a write failed;
         the outcome of all adds is then unknown.
 
-        Most adds are ordinary, and follow the previous add in the same ledger. If the first of such
-        adds is admitted, the others are admitted, too. So they form a `_Stretch` and share one ack.
+        Most adds are ordinary, and follow the previous add in the same ledger. If the first add of
+        such a sequence is admitted, the whole sequence is. So the sequence forms a `_Stretch` and
+        gets one ack.
         """
         admitted = Admitted([], [])
         puts: list[Put] = []

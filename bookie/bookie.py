@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Limit of the bytes written and not yet synced. Writers wait while the disk is further behind. At
-# 100 MB/s the limit is a third of a second of adds.
+# Limit of the bytes written and not yet synced. Above the limit, writers wait for the disk. At 100
+# MB/s the limit is a third of a second of adds.
 PENDING_BYTES_MAX: Final = 32 << 20
 STOP_GRACE_S: Final = 5.0
 EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h

@@ -55,7 +55,7 @@ STEPS_PER_TURN: Final = 5
 ADD_OVERHEAD_BYTES: Final = 300
 # After a restart of a large broker, each of its topics begins a ledger.
 WAITING_LEDGERS_MAX: Final = 20_000
-# Checks at the same time. At 2 ms each, 32 checks allow 16,000 new ledgers a second.
+# The limit of concurrent checks. At 2 ms each, 32 checks allow 16,000 new ledgers a second.
 LOOKS_MAX: Final = 32
 # Less than the 5 s after which a writer gives up an add, so that the writer gets the reason.
 LOOK_TIMEOUT_S: Final = 3.0

@@ -9,8 +9,8 @@ copies of some entries.
 The seats are filled one after another. Each gets the bookie whose zone is rarest among the seats
 that share a window with it. Then bookies are exchanged as long as this spreads the copies better.
 Several attempts begin differently, and the best is taken. Ties are broken at random, which spreads
-ledgers over bookies. No bookie sits twice, whatever its incarnation, because it would acknowledge
-for two seats.
+ledgers over bookies. No bookie has two seats, whatever its incarnation, because it would
+acknowledge for both.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ Until the outcome is known, the writer confirms nothing. The recorded segment be
 the last confirmed entry. If the old members confirmed an entry during the change, readers would
 look for that entry on the new members.
 
-Without a spare, the ledger continues without the failed seats, as long as enough others answer. A
-failed member gets its seat back when the writer can write to it again. An idle ledger does not look
-for spares: a broker has thousands of idle ledgers, and most failed members return soon.
+Without a spare, the ledger continues without the failed seats, as long as enough other members
+answer. A failed member gets its seat back when the writer can write to it again. An idle ledger
+does not look for spares: a broker has thousands of idle ledgers, and most failed members return
+soon.
 
 `change_delay_s` delays the change for active ledgers, too. After the loss of a connection, the
 member then keeps its seat for this time. The writer looks for a spare at once if some entry could

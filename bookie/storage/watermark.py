@@ -16,7 +16,7 @@ more; the sync of the log takes 260 for a group of one (measured).
 The file also records the size of RocksDB's MANIFEST (manifest.py), because RocksDB does not notice
 all damage to the MANIFEST either.
 
-The file has two slots, written in turn, so that a torn write leaves the other slot.
+The file has two slots, written in turn, so that a torn write leaves the other slot intact.
 """
 
 from __future__ import annotations

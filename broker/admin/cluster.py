@@ -6,16 +6,18 @@ after the other.
 """
 
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path
+from fastapi.responses import PlainTextResponse
 
 from magnetar.broker.admin.forwarding import forward
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.operations import cluster
 from magnetar.broker.operations.arguments import namespace_name, topic_name
-from magnetar.broker.operations.cluster import ClusterData, LookupData
+from magnetar.broker.operations.cluster import BrokerInfo, ClusterData, LookupData
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
@@ -108,6 +110,22 @@ def cluster_router(broker: "Broker", settings: "Mapping[str, str]") -> APIRouter
     async def get_settings() -> dict[str, str]:
         """Show the settings of this broker."""
         return dict(settings)
+
+    @router.get("/brokers/leaderBroker")
+    async def get_leader() -> BrokerInfo:
+        """Show the broker that carries out the work that one broker does for the cluster."""
+        return await cluster.leader(broker)
+
+    @router.get("/brokers/ready", response_class=PlainTextResponse)
+    async def check_ready() -> str:
+        """Check that this broker is registered, so that clients can find it."""
+        await cluster.require_ready(broker)
+        return "ok"
+
+    @router.get("/brokers/version", response_class=PlainTextResponse)
+    async def get_version() -> str:
+        """Show the version of this broker."""
+        return version("magnetar")
 
     @router.get("/brokers/{name}")
     async def list_brokers_of(name: str) -> list[str]:

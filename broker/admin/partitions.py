@@ -48,11 +48,13 @@ from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.turns import run_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from magnetar.broker.broker import Broker
     from magnetar.broker.operations.partitions import Ask
     from magnetar.runtime.http import App, Message
+
+    Merge = Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
 
 CALL_TIMEOUT_S: Final = 20.0
 """Time limit of a request about one partition to another broker."""
@@ -210,12 +212,14 @@ class PartitionCalls:
         with the event loop for the interpreter's lock would stop it for 0.15 s."""
         return await run_in_thread(self._turn, partial(decoded, answer))
 
-    async def combined(self, names: list[TopicName], answers: list[tuple[int, bytes]]) -> Response:
+    async def combined(
+        self, names: list[TopicName], answers: list[tuple[int, bytes]], merge: "Merge"
+    ) -> Response:
         """Combine the answers of all partitions; see `_combined`. Lists of subscriptions of many
         partitions are combined in a thread, one request at a time."""
         if sum(len(body) for _, body in answers) <= DECODED_BYTES_MAX:
-            return _combined(names, answers)
-        return await run_in_thread(self._turn, partial(_combined, names, answers))
+            return _combined(names, answers, merge)
+        return await run_in_thread(self._turn, partial(_combined, names, answers, merge))
 
     async def _here(
         self, method: str, path: str, query: bytes, body: bytes
@@ -281,6 +285,7 @@ _ABOUT_ALL: Final = re.compile(
     r"/admin/v2/(persistent|non-persistent)/([^/]+)/([^/]+)/([^/]+)"
     r"(/subscriptions?(?:/.*)?|/all_subscription/expireMessages/[^/]+|/unload|/truncate|/terminate)"
 )
+_PROPERTIES: Final = re.compile(r"/subscription/.+/properties")
 _DELIVERY: Final = re.compile(r"/subscription/.+/(?:explain|pending|key)")
 _ONE_PARTITION: Final = re.compile(
     r"/subscription/.+/(?:position|skip)/[^/]+|.*/(?:resetcursor|expireMessages)"
@@ -327,7 +332,10 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 # Send the slash at the end, too: each partition removes one slash, which otherwise
                 # could be part of a subscription's name.
                 answers = await _send_all(calls, method, names, rest + slash, query, body)
-                answer = await calls.combined(names, answers)
+                about_properties = _PROPERTIES.fullmatch(rest) is not None
+                answer = await calls.combined(
+                    names, answers, partitions.united if about_properties else partitions.merged
+                )
         except OPERATING_ERRORS as error:
             answer = _refused(error)
         await answer(scope, receive, send)
@@ -365,6 +373,8 @@ async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes | None:
 
 def _is_about_one(method: str, rest: str, body: bytes) -> bool:
     """Return True if the request has a meaning in one partition only."""
+    if _PROPERTIES.fullmatch(rest):
+        return False
     if method == "PUT" and rest.startswith("/subscription/"):
         # A new subscription; without a message id it begins at the end. Pulsar would use the id in
         # every partition. In another partition, the ledger number means another place: after unread
@@ -396,10 +406,10 @@ async def _send_all(
     return await call_each(names, one, at_once=ASKED_MAX)
 
 
-def _combined(names: list[TopicName], answers: list[tuple[int, bytes]]) -> Response:
+def _combined(names: list[TopicName], answers: list[tuple[int, bytes]], merge: "Merge") -> Response:
     """Combine the answers of all partitions. The result is the first failure, if there is one. It
     is no failure that a subscription exists already in some partitions, or is missing in some: the
-    request makes all partitions equal."""
+    request makes all partitions equal. `merge` combines objects."""
     done = [answer for answer in answers if answer[0] < 300]
     harmless = (404, 409) if done else ()
     for name, (status, body) in zip(names, answers, strict=True):
@@ -411,7 +421,7 @@ def _combined(names: list[TopicName], answers: list[tuple[int, bytes]]) -> Respo
     lists = [body for body in bodies if isinstance(body, list)]
     if lists:
         return JSONResponse(sorted({item for found in lists for item in found}))
-    return JSONResponse(partitions.merged([body for body in bodies if isinstance(body, dict)]))
+    return JSONResponse(merge([body for body in bodies if isinstance(body, dict)]))
 
 
 def _partly(name: TopicName, status: int, body: bytes, done: str) -> Response:

@@ -14,9 +14,9 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from pydantic import TypeAdapter
 
 from magnetar.broker.admin.paths import SUBSCRIPTION, SubscriptionPart
-from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.admin.topics import REFUSALS, GivenProperties
 from magnetar.broker.log.position import LATEST
-from magnetar.broker.operations import arguments, subscriptions
+from magnetar.broker.operations import arguments, properties, subscriptions
 from magnetar.broker.operations.arguments import INT64_MAX, subscription_name, topic_name
 from magnetar.broker.operations.model import (
     MessagePosition,
@@ -41,6 +41,8 @@ _Start = Annotated[
     Body(description="the message to begin at, and properties; no body: the end of the topic"),
 ]
 _MESSAGES = TypeAdapter(list[PeekedMessage])
+_NOT_ALLOWED = {"model": Refusal, "description": "The subscription is that of a reader."}
+_FULL = {"model": Refusal, "description": "The subscriptions of the topic would be too large."}
 _EXISTS = {"model": Refusal, "description": "The subscription exists already."}
 
 
@@ -137,6 +139,28 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
         found = await subscriptions.peek(broker, name, subscription_name(subscription), position)
         body = await asyncio.to_thread(_MESSAGES.dump_json, found, by_alias=True)
         return Response(body, media_type="application/json")
+
+    @router.get(one + "/properties")
+    async def get_properties(
+        tenant: str, namespace: str, topic: str, subscription: SubscriptionPart
+    ) -> dict[str, str]:
+        """Show the properties of a subscription."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        return await properties.subscription_properties(broker, name, of)
+
+    @router.put(one + "/properties", status_code=204, responses={405: _NOT_ALLOWED, 507: _FULL})
+    async def set_properties(
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: SubscriptionPart,
+        given: GivenProperties = None,
+    ) -> None:
+        """Replace all properties of a subscription."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        await properties.set_subscription_properties(broker, name, of, given or {})
 
     @router.put(one, status_code=204, responses={409: _EXISTS})
     async def create(

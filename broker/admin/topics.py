@@ -3,11 +3,18 @@
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Body, Query, Response
 
-from magnetar.broker.operations import topics
+from magnetar.broker.operations import properties, topics
 from magnetar.broker.operations.arguments import namespace_name, topic_name
-from magnetar.broker.operations.model import InternalStats, Refusal, TerminatedAt, TopicStats
+from magnetar.broker.operations.model import (
+    PROPERTY_CHARACTERS_MAX,
+    InternalStats,
+    Properties,
+    Refusal,
+    TerminatedAt,
+    TopicStats,
+)
 from magnetar.broker.operations.statistics import encoded
 
 if TYPE_CHECKING:
@@ -20,6 +27,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     412: {"model": Refusal, "description": "The name is invalid, or the state does not allow it."},
     503: {"model": Refusal, "description": "The request cannot be carried out now: try again."},
 }
+
+
+GivenProperties = Annotated[Properties, Body(description="the properties; null: none")]
+_Key = Annotated[
+    str, Query(max_length=PROPERTY_CHARACTERS_MAX, description="the name of the property")
+]
+_FULL = {"model": Refusal, "description": "The properties of the topic would be too large."}
 
 
 def topics_router(broker: "Broker") -> APIRouter:
@@ -38,10 +52,36 @@ def topics_router(broker: "Broker") -> APIRouter:
         name = namespace_name(tenant, namespace)
         return await topics.list_topics(broker, name, include_system=include_system_topic)
 
-    @router.put("/{tenant}/{namespace}/{topic}", status_code=204, responses={409: _EXISTS})
-    async def create_topic(tenant: str, namespace: str, topic: str) -> None:
-        """Create a topic."""
-        await topics.create_topic(broker, topic_name(tenant, namespace, topic))
+    @router.put(
+        "/{tenant}/{namespace}/{topic}",
+        status_code=204,
+        responses={409: _EXISTS, 507: _FULL},
+    )
+    async def create_topic(
+        tenant: str, namespace: str, topic: str, given: GivenProperties = None
+    ) -> None:
+        """Create a topic, with properties if the request has a body."""
+        name = topic_name(tenant, namespace, topic)
+        await properties.create_topic_with(broker, name, given or {})
+
+    @router.get("/{tenant}/{namespace}/{topic}/properties")
+    async def get_properties(tenant: str, namespace: str, topic: str) -> dict[str, str]:
+        """Show the properties of a topic."""
+        return await properties.topic_properties(broker, topic_name(tenant, namespace, topic))
+
+    @router.put("/{tenant}/{namespace}/{topic}/properties", status_code=204, responses={507: _FULL})
+    async def set_properties(
+        tenant: str, namespace: str, topic: str, given: GivenProperties = None
+    ) -> None:
+        """Add properties to a topic. The other properties stay."""
+        name = topic_name(tenant, namespace, topic)
+        await properties.set_topic_properties(broker, name, given or {})
+
+    @router.delete("/{tenant}/{namespace}/{topic}/properties", status_code=204)
+    async def remove_property(tenant: str, namespace: str, topic: str, key: _Key) -> None:
+        """Remove a property of a topic, if the topic has it."""
+        name = topic_name(tenant, namespace, topic)
+        await properties.remove_topic_property(broker, name, key)
 
     @router.delete("/{tenant}/{namespace}/{topic}", status_code=204)
     async def delete_topic(tenant: str, namespace: str, topic: str, force: bool = False) -> None:

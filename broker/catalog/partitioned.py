@@ -49,7 +49,7 @@ from magnetar.metadata.store import DELETE, KEEP, Verdict, update
 from magnetar.protos.names import Domain, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from magnetar.metadata.store import Change, MetadataStore, Versioned
     from magnetar.protos.names import NamespaceName
@@ -149,6 +149,23 @@ class PartitionedTopics:
         newer = await self._subscriptions(name, record.partitions)
         if missing := {it: newer[it] for it in newer.keys() - subscriptions.keys()}:
             await self._write_partitions(name, range(record.partitions, partitions), missing)
+
+    async def change_properties(
+        self, name: TopicName, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None:
+        """Change the properties of the topic. `change` may be called several times. Raises
+        TopicNotFound, MetadataError, and the errors of `change`."""
+
+        def changed(stored: bytes | None) -> bytes | Verdict:
+            found = None if stored is None else codec.decode_partitioned_topic(stored)
+            if found is None or found.deleting:
+                raise TopicNotFound(str(name), partitioned=True)
+            properties = change(found.properties)
+            if properties == found.properties:
+                return KEEP
+            return codec.encode_partitioned_topic(replace(found, properties=properties))
+
+        await self._update(_path(name), changed)
 
     async def begin_deletion(self, name: TopicName) -> list[TopicName]:
         """Write the mark `deleting`. Returns the partitions to delete, including those of an

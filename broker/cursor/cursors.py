@@ -142,6 +142,25 @@ class Cursors:
             self._creating.remove(mark)
         return self._cursors[name]
 
+    async def set_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        """Replace the properties of a durable cursor. Durable on return.
+
+        Raises LogFenced, LogUnavailable, LogDamaged, TopicFull, SubscriptionNotFound.
+        """
+
+        def change(record: TopicRecord) -> TopicRecord:
+            found = record.subscriptions.get(name)
+            if found is None:
+                raise SubscriptionNotFound(name)
+            changed = replace(found, properties=properties)
+            return with_subscription(self._owned_record.name, record, name, changed)
+
+        await self._owned_record.change(change)
+        made = self._owned_record.record.subscriptions.get(name)
+        cursor = self._cursors.get(name)
+        if made is not None and cursor is not None:  # None: it was deleted meanwhile
+            cursor.properties = made.properties
+
     def open_non_durable(self, name: str, start: Position) -> Cursor:
         """Open a cursor in memory only. `names` does not list it."""
         state = AckState(self._log.chain, mark_before(self._log.chain, start))

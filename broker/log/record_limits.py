@@ -36,6 +36,10 @@ subscriptions of 100 bytes. With LEDGERS_MAX, DELETING_MAX and `CursorConfig.inl
 record has at most 980 KiB. The notes of Spark's sinks, which are properties of the record, take at
 most 10 KiB more (`broker/session/batch_notes.py`)."""
 
+PROPERTIES_BYTES_MAX: Final = 8 << 10
+"""The maximum size of the names and values of the properties that administrators give to a topic. A
+record of the maximum size has space for them."""
+
 LEDGERS_PER_STEP: Final = 500
 """Each time a topic's record gets this many more ledgers, the topic's next ledgers may be
 larger."""
@@ -50,6 +54,14 @@ def require_ledger_capacity(name: TopicName, ledgers: int) -> None:
     """Raise TopicFull if the record may not list one more ledger."""
     if ledgers >= LEDGERS_MAX:
         raise TopicFull(str(name), f"it has {ledgers} ledgers, which is the limit")
+
+
+def require_properties_fit(name: TopicName, properties: Mapping[str, str]) -> None:
+    """Raise TopicFull if these properties of an administrator are too large for the record."""
+    size = sum(len(f"{key}{value}".encode()) for key, value in properties.items())
+    if size > PROPERTIES_BYTES_MAX:
+        why = f"its properties would have {size} bytes; the limit is {PROPERTIES_BYTES_MAX}"
+        raise TopicFull(str(name), why)
 
 
 def with_subscription(

@@ -9,7 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from magnetar.broker.errors import TopicNotFound
-from magnetar.broker.operations.errors import BundleNotFound, ClusterNotFound, ServedElsewhere
+from magnetar.broker.operations.errors import (
+    BundleNotFound,
+    ClusterNotFound,
+    NotReady,
+    ServedElsewhere,
+)
 from magnetar.broker.operations.namespaces import namespace_record
 from magnetar.broker.operations.topics import require_owner
 from magnetar.broker.ownership.bundle import Bundle, bundle_in
@@ -64,6 +69,31 @@ async def list_brokers(broker: Broker) -> list[str]:
     return sorted(
         urlsplit(each.http_url).netloc for each in await broker.live_brokers() if each.http_url
     )
+
+
+class BrokerInfo(BaseModel):
+    """The addresses of a broker."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    broker_id: str = Field(description="host:port, for administrators")
+    service_url: str = Field(description="for administrators")
+
+
+async def leader(broker: Broker) -> BrokerInfo:
+    """Return the live broker that sorts first: it carries out the work that one broker does for the
+    cluster, such as finishing the deletions of dead brokers. Raises NotReady."""
+    live = await broker.live_brokers()
+    if not live:
+        raise NotReady(str(broker.me.broker))
+    url = live[0].http_url
+    return BrokerInfo(broker_id=urlsplit(url).netloc, service_url=url)
+
+
+async def require_ready(broker: Broker) -> None:
+    """Raise NotReady unless this broker is registered, so that clients can find it."""
+    if broker.me.broker not in {each.broker for each in await broker.live_brokers()}:
+        raise NotReady(str(broker.me.broker))
 
 
 async def look_up(broker: Broker, name: TopicName) -> LookupData:

@@ -33,6 +33,14 @@ class ServedElsewhere(errors.BrokerError):
         self.owner = owner
 
 
+class NotReady(errors.BrokerError):
+    """The broker is not registered with the metadata store."""
+
+    def __init__(self, broker: str) -> None:
+        super().__init__(f"broker {broker} is not registered with the metadata store")
+        self.broker = broker
+
+
 class InvalidArgument(errors.BrokerError):
     """A part of the request is invalid. The error says what was expected."""
 
@@ -211,7 +219,7 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (errors.InvalidPartitionCount, Outcome(406, "")),
     (errors.ConsumersConnected, Outcome(412, "close them first, or use --force")),
     (errors.NotAllowed, Outcome(405, "")),
-    (errors.TopicFull, Outcome(507, "delete subscriptions that are not used")),
+    (errors.TopicFull, Outcome(507, "delete subscriptions and properties that are not used")),
     (errors.TopicTerminated, Outcome(412, "publish to another topic")),
     (errors.LogDamaged, Outcome(503, "the broker's log names the ledger")),
     (errors.BrokerError, Outcome(503, _LATER)),

@@ -173,6 +173,11 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return total
 
 
+def united(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Unite properties. If the values of a key differ, the first part decides."""
+    return dict(chain.from_iterable(each.items() for each in reversed(parts)))
+
+
 def _average_size(total: Mapping[str, Any], averages: Sequence[float]) -> float:
     if "msgInCounter" in total:
         messages = total["msgInCounter"]
@@ -198,7 +203,7 @@ def _merged_value(key: str, values: Sequence[Any]) -> Any:
     if key in _BY_NAME:
         return _merged_by_name(found)
     if key in _PROPERTIES:
-        return dict(chain.from_iterable(each.items() for each in reversed(found)))
+        return united(found)
     if all(isinstance(value, dict) for value in found):
         return merged(found)
     if all(isinstance(value, list) for value in found):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 from fakes.admin import admin_of
 from fakes.broker import running_broker
@@ -9,6 +11,7 @@ from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
 from magnetar.broker.config import BrokerConfig
+from magnetar.metadata import paths
 from magnetar.protos.names import TopicName
 
 pytestmark = pytest.mark.real_loop
@@ -27,6 +30,34 @@ async def test_the_cluster_and_its_brokers_are_listed() -> None:
         assert (await admin.get("brokers/other")).status_code == 404
         for path in ("brokers", "brokers/magnetar"):
             assert (await admin.get(path)).json() == [], "the fake has no admin port"
+
+
+async def test_the_leader_the_readiness_and_the_version_of_a_broker_are_shown() -> None:
+    cluster = ClusterState()
+    async with (
+        running_broker(cluster, 0),
+        running_broker(cluster, 1) as broker,
+        admin_of(broker, "/admin/v2/brokers") as admin,
+    ):
+        first = (await broker.broker.live_brokers())[0]
+        leader = (await admin.get("leaderBroker")).json()
+        assert leader["serviceUrl"] == first.http_url
+        assert leader.keys() == {"brokerId", "serviceUrl"}
+        ready = await admin.get("ready")
+        assert (ready.status_code, ready.text) == (200, "ok")
+        assert (await admin.get("version")).text == version("magnetar")
+
+
+async def test_a_broker_that_is_not_registered_is_not_ready() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        path = paths.broker_available(broker.registration.broker)
+        found = await broker.store.get(path)
+        assert found is not None
+        await broker.store.delete(path, expected=found.version)
+        for part in ("ready", "leaderBroker"):
+            refused = await admin.get(f"brokers/{part}")
+            assert refused.status_code == 503
+            assert refused.json()["error"] == "NotReady"
 
 
 async def test_a_lookup_names_the_broker_and_the_bundle() -> None:

@@ -1,6 +1,6 @@
 """The table of the commands that set, show and remove policies. The names are Pulsar's.
 
-Each row is a policy. It makes three commands at each level where it has a path: `set-NAME`,
+Each row is a policy, and makes three commands at each level where it has a path: `set-NAME`,
 `get-NAME` and `remove-NAME`. The broker checks the values with its own table,
 `broker/operations/policy_table.py`.
 """

@@ -9,7 +9,7 @@ The state has three parts:
 
 Invariants (`check`):
     1. Only `reset` takes acknowledgements back.
-    2. The mark is as far as possible: the entry after it is not acknowledged.
+    2. The mark is as high as possible: the entry after it is not acknowledged.
     3. Only existing, confirmed entries are acknowledged. A bit beyond the end of the log would
        acknowledge an entry that is written later.
     4. A batch with an ack set is not acknowledged, and the ack set is not empty.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _WORD: Final = (1 << 64) - 1
 
-# The bits of the largest batch. An older version stored further bits, which AckState ignores.
+# The bits of the largest batch. An older version stored more bits, which AckState ignores.
 _ANY_BATCH: Final = (1 << BATCH_MESSAGES_MAX) - 1
 
 

@@ -11,7 +11,7 @@ several turns of the loop.
 Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
 that is still needed. The *live* bytes are the snapshots themselves. When the tail exceeds twice the
 live bytes, the journal writes a new snapshot of the subscription with the oldest snapshot, and
-`replay_from`, the first entry that a recovery needs, moves on. *Rolling* bounds the size of the
+`replay_from`, the first entry that a recovery needs, increases. *Rolling* bounds the size of the
 ledger: the journal writes the snapshots of all subscriptions to a new ledger, records the new
 ledger, and deletes the old one. The first ledger, and a ledger that replaces a failed ledger, start
 in the same way. The journal reads no ledger to write a snapshot, because memory holds the whole

@@ -67,7 +67,8 @@ class DelayedIndex:
         self._runs: list[Run] = []  # sorted by first position; none is empty
         # For each run: the last position of this and all earlier runs.
         self._lasts: list[Position] = []
-        self._heads: list[tuple[int, int, int, int, Run]] = []  # one item a run, and old items
+        # An item for each run, and old items.
+        self._heads: list[tuple[int, int, int, int, Run]] = []
         self._bits: dict[int, Bitmap] = {}  # entries of runs, by ledger; none is empty
         self._in_runs = 0  # entries that are not removed
         self._serial = 0  # makes the tuples of `_heads` comparable

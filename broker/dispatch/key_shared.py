@@ -146,7 +146,7 @@ class KeyShared:
         # Consumers that may have pending entries at or before `_expired`, which is acknowledged.
         self._expiring: list[Consumer] = []
         self._expired = EARLIEST
-        self._part_at = 0.0  # the next part; valid while `_has_parts`
+        self._part_at = 0.0  # the time of the next part; valid while `_has_parts`
         self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
         # Slots that wait until no consumer is departed: unsettled slots, and the slot of a message
         # that has chunks at a departed consumer.
@@ -161,7 +161,7 @@ class KeyShared:
         self._wake_s: float | None = None  # when delayed entries become due
         self._returned: set[int] = set()  # slots with entries returned during the replay
         self._has_more = False  # `_next_replay` has not seen all that is queued
-        self._turn = 0  # the consumer whose waiting entries are read first
+        self._turn = 0  # the index of the consumer whose waiting entries are read first
         self._chunks = ChunkRoutes()
         # uuid -> slot, of messages whose last chunk is not delivered yet
         self._unfinished: dict[str, int] = {}

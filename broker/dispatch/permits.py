@@ -175,8 +175,9 @@ class Consumer:
 
 
 def explain_all(consumers: Iterable[Consumer]) -> list[Reason]:
-    """The reasons why consumers are not available, for CONSUMERS_EXPLAINED_MAX of them, and the
-    numbers of other consumers that have reasons of a kind. []: all consumers are available."""
+    """The reasons why consumers are not available, for CONSUMERS_EXPLAINED_MAX of them, and for
+    each kind of reason the number of other consumers that have it. []: all consumers are
+    available."""
     reasons: list[Reason] = []
     more = Counter[Why]()
     for number, consumer in enumerate(consumers):

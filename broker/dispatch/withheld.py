@@ -1,10 +1,10 @@
 """The negatively acknowledged entries of a Key_Shared subscription that keeps the order of keys.
 
 Theory of operation. A negatively acknowledged entry is redelivered after a delay. By default, the
-later entries of its key are delivered meanwhile. A subscription may ask for order: from a negative
-acknowledgement on, the dispatcher withholds the entries of the slot that are *later* than the
-earliest negatively acknowledged entry. It still delivers this entry and earlier ones. Otherwise an
-earlier entry that returns from another consumer would wait without end.
+later entries of its key are delivered meanwhile. With `ordered_nacks`, the dispatcher withholds the
+entries of the slot that are *later* than the earliest negatively acknowledged entry. It still
+delivers this entry and earlier ones. Otherwise an earlier entry that returns from another consumer
+would wait without end.
 
 Only an acknowledgement releases a slot. A redelivery and the end of the consumer do not release it,
 because the entry must still be processed.

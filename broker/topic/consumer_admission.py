@@ -1,7 +1,7 @@
 """The admission of consumers to a topic, by the limits of its policies. Pure.
 
-The limits are checked at each SUBSCRIBE, so a changed policy applies to the next one. Consumers
-that are connected stay.
+The limits are checked at each SUBSCRIBE, so a changed policy applies from the next SUBSCRIBE on.
+Consumers that are connected stay.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SubscribeRates:
 
 
 class Joined(Protocol):
-    """A subscription of either kind of topic."""
+    """A subscription of a persistent or a non-persistent topic."""
 
     @property
     def name(self) -> str: ...

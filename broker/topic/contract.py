@@ -55,8 +55,8 @@ class AccessMode(IntEnum):
 
 class CloseReason(Enum):
     """The reason why the broker closed a producer or consumer. For every reason, the client looks
-    the topic up again and reconnects. After DELETED the client finds no topic, and does not create
-    it again."""
+    the topic up again and tries to reconnect. After DELETED the client finds no topic, and does not
+    create it again."""
 
     UNLOADED = "the topic is not served here any more"
     TOPIC_FAILED = "the topic failed"

@@ -17,7 +17,7 @@ consumers."""
 
 
 class Described(Protocol):
-    """A subscription of either kind of topic."""
+    """A subscription of a persistent or a non-persistent topic."""
 
     @property
     def consumers(self) -> Sized: ...

@@ -192,14 +192,14 @@ class ProducerHandle:
             self._end()
 
     def stop_taking(self) -> None:
-        """Drop all later publishes, because the topic closes. The client sends them again when it
-        learns of the close."""
+        """Drop all later publishes: the topic is about to disconnect the producer. The client sends
+        them again after it has reconnected."""
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
 
     def resume(self, now: float) -> bool:
-        """Continue with the held publishes, in order, up to the first publish that still waits for
-        an outcome. Returns True when at least one publish continued."""
+        """Continue with the held publishes, in order, up to the first publish that still waits.
+        Returns True when at least one publish continued."""
         progressed = False
         outstanding = self._order.outstanding
         while self._held:

@@ -7,9 +7,9 @@ of the oldest entry in the backlog.
 - producer_request_hold and producer_exception: the topic disconnects producers, and refuses them
   until the backlog is below its quota. With producer_request_hold, their clients wait; with
   producer_exception, their sends fail.
-- consumer_backlog_eviction: the topic acknowledges the oldest entries for the subscriptions that
-  are behind. The backlog then has EVICTION_TARGET of the size limit, or no entry older than the
-  age limit.
+- consumer_backlog_eviction: the topic acknowledges the oldest entries for the durable subscriptions
+  that have not acknowledged them. The backlog then has EVICTION_TARGET of the size limit, or no
+  entry older than the age limit.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class BacklogQuotas:
         return (self._clock.now_ms() - entries[0].broker_timestamp_ms) / 1_000
 
     async def _evict(self, through: Position) -> None:
-        """Acknowledge every entry up to `through` for the durable subscriptions that are behind.
-        The acknowledgements are durable on return. Does nothing while the policies are not up to
-        date. Raises LogError."""
+        """Acknowledge every entry up to `through` for each durable subscription whose mark-delete
+        position is lower. The acknowledgements are durable on return. Does nothing while the
+        policies are not up to date. Raises LogError."""
         if not self._policies.is_fresh:
             return
         for subscription in list(self._subscriptions()):

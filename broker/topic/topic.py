@@ -126,7 +126,7 @@ _WITHOUT_STATE: Final = (ChecksumStage(), FormatStage())
 class TopicState(Enum):
     OPEN = "open"
     CLOSING = "closing"
-    FAILED = "failed"  # all clients are disconnected; the broker closes the topic
+    FAILED = "failed"  # the topic disconnects all clients, and the broker closes the topic
     CLOSED = "closed"
 
 

@@ -6,7 +6,7 @@ is dropped.
 
 Invariants (`check`):
     1. Ledger ids strictly increase. First indexes never decrease.
-    2. Every ledger but the last has entries: an empty ledger is dropped when it closes.
+    2. Every ledger but the last has entries: an empty ledger is removed when it closes.
     3. Only the last ledger may be open. Its record has no closing time; the other records have one.
 """
 

@@ -80,7 +80,7 @@ class Deletion:
         return self._task.is_idle
 
     async def finish(self) -> None:
-        """Try once to delete the first LEDGERS_AT_CLOSE ledgers, because the log closes."""
+        """Try once to delete the first LEDGERS_AT_CLOSE ledgers. A closing log calls this."""
         await self._delete_some(LEDGERS_AT_CLOSE)
 
     @property

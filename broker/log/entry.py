@@ -1,4 +1,4 @@
-"""An entry of a log in parsed form. Readers share it, so it never changes."""
+"""An entry of a log in parsed form. Readers share it, so no code changes it."""
 
 from __future__ import annotations
 

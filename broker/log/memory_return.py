@@ -13,7 +13,7 @@ BURST_BYTES: Final = 32 << 20
 it again would cost more than it saves."""
 
 LOOK_S: Final = 5.0
-"""The period in which the broker checks. A check compares two numbers."""
+"""The interval between two checks. A check compares two numbers."""
 
 
 class MemoryReturn:

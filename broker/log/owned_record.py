@@ -137,8 +137,8 @@ class OwnedRecord:
         new partition, or an earlier version of Magnetar wrote it. Without `create`, if no broker
         has taken that partition yet, `take` reads the three limits (`epoch_min`, `ledger_min`,
         `version_min`) from the tombstone of an earlier partition of this name. `holds` returns
-        False when this broker no longer owns the topic's bundle. Then `take` does
-        not increment the epoch, because that would fence the next owner.
+        False when this broker no longer owns the topic's bundle. Then `take` does not increment the
+        epoch, because that would fence the next owner.
 
         Raises NotOwner (`holds` returned False), LogFenced (another broker took the topic
         meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted (the topic is being

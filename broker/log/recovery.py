@@ -1,6 +1,6 @@
 """Recovers the ledgers of a topic for its new owner: closes the last one and finds the log's end.
 
-The new owner has raised the epoch before, so the previous owner can add no ledger. Recovering the
+The new owner has already raised the epoch, so the previous owner can add no ledger. Recovering the
 last ledger fences its writer, so the previous owner can add no entry. From then on the ledgers do
 not change until this broker appends.
 """

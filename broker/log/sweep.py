@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LEDGERS_PER_PAGE: Final = 1_000
-"""The number of ledgers of a page. A page takes some seconds, so an administrator's request gets
-its answer in time."""
+"""The number of ledgers of a page. A page takes only some seconds, so an administrator's request
+gets its answer in time."""
 
 PAUSE_S: Final = 0.002
 """The pause after each ledger: a sweep examines at most 500 ledgers a second. Their reads are a

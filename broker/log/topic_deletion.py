@@ -1,4 +1,4 @@
-"""Deletes topics. After a crash at any step another broker can finish the deletion.
+"""Deletes topics. After a crash, the topic is unchanged, or another broker finishes the deletion.
 
 Theory of operation. A deletion has four steps, each of which may be repeated:
     1. The broker writes a *tombstone* beside the topic's record. The tombstone names the topic, so
@@ -106,7 +106,7 @@ class TopicDeletions:
     async def delete_unopened(
         self, name: TopicName, *, incarnation: str, brokers: Mapping[str, str]
     ) -> None:
-        """Delete a topic that cannot be opened, because its ledgers are damaged. A record without
+        """Delete a topic that cannot be opened because its ledgers are damaged. A record without
         an incarnation gets `incarnation`."""
         stored = await self._store.get(topic_path(name))
         if stored is None:
@@ -191,10 +191,10 @@ class TopicDeletions:
         return age_s < RETURN_S_MAX and (reconnects or client in tombstone.clients)
 
     async def sweep(self, brokers: Mapping[str, str]) -> None:
-        """Finish the deletions that dead brokers have begun, and remove tombstones that are no
-        longer needed. `brokers`: all registered brokers, with their incarnations.
+        """Finish the deletions that are incomplete after STALLED_S, and remove tombstones that are
+        no longer needed. `brokers`: all registered brokers, with their incarnations.
 
-        An error of one topic does not stop the sweep of the others. Raises OutcomeUnknown and
+        An error of one topic does not stop the sweep of other topics. Raises OutcomeUnknown and
         Unavailable: the metadata store does not answer."""
         for child in await self._store.children(paths.DELETED_TOPICS):
             path = f"{paths.DELETED_TOPICS}/{child}"

@@ -94,8 +94,8 @@ class Answers:
         watch: Callable[[Asking, Any, Callable[[], None]], Callable[[], None]],
     ) -> Answer:
         """Return the answer to `body`: a shared one, or a new one that `handler` makes. `watch`
-        calls back when the answer changes. Raises TooManyAnswers, FrameTooLarge, and the errors of
-        `handler`."""
+        calls its last argument when the answer may have changed; it returns the function that ends
+        these calls. Raises TooManyAnswers, FrameTooLarge, and the errors of `handler`."""
         asked = type(body)()
         asked.CopyFrom(body)
         asked.request_id = 0
@@ -184,8 +184,8 @@ class Answers:
 def shared_list(
     handler: Callable[[Any, Any], Awaitable[bytes]],
 ) -> Callable[[Asking, Any], Awaitable[Answer]]:
-    """Make a handler whose answers are shared. `handler` answers for the topics of the body's
-    namespace."""
+    """Make a handler whose answers are shared. The answers of `handler` must depend only on the
+    request and on the topics of its namespace."""
 
     def watch(context: Asking, body: Any, on_change: Callable[[], None]) -> Callable[[], None]:
         return context.broker.watch_topics(NamespaceName.parse(body.namespace), on_change)

@@ -43,7 +43,7 @@ TEXT_CHARACTERS_MAX: Final = 64  # the characters of a query's id, and of a dige
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The last batch of a sink."""
+    """The note about one batch of a sink."""
 
     query: str
     batch: int

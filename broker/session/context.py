@@ -38,7 +38,7 @@ further requests wait. Connections take turns (schemas/registry.py)."""
 
 DELETED_MAX: Final = 1_000
 """The limit of remembered producers and consumers of one connection whose topic was deleted. Beyond
-it the oldest are forgotten; most clients do not open them again."""
+the limit, the broker forgets the oldest. Most clients do not open them again."""
 
 
 class Transport(StrEnum):
@@ -190,8 +190,8 @@ class Context:
 
     def take_refused(self) -> list[ConsumerHandle]:
         """Return one consumer of each subscription that was refused room. The caller must call
-        `on_writable` when the connection is writable again. One call for a subscription is enough:
-        50,000 of its consumers may have been refused."""
+        `on_writable` when the connection is writable again. One call is enough for a subscription,
+        of which 50,000 consumers may have been refused."""
         refused, self._refused_room = self._refused_room, set()
         handles = map(self.consumers.get, refused)
         return list({it.subscription: it for it in handles if it is not None}.values())

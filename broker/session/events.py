@@ -31,8 +31,8 @@ CPP_CLIENT: Final = "Pulsar-CPP"
 
 The C++ client closes the connection when it receives REACHED_END_OF_TOPIC, reconnects, and receives
 the command again. After ChecksumError its producer logs the text, drops the message and continues.
-After every other error the client closes the connection and sends the message again, without end.
-Client 4.2.0 then aborts its process at the send timeout."""
+After every other error the client closes the connection and sends the message again and again.
+Version 4.2.0 aborts its process at the send timeout."""
 
 log = get_logger(__name__)
 

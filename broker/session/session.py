@@ -9,8 +9,8 @@ Theory of operation. A connection has three phases:
 
 The machine passes the credentials of CONNECT and of each AUTH_RESPONSE to the authenticator, which
 accepts, challenges or refuses the client. The handshake must be complete within KEEPALIVE_S of the
-connection's start. The machine answers a PING in every phase. Any other command that the current
-phase does not admit ends the connection.
+connection's start. The machine answers a PING in every phase. Before the client is connected, any
+other command that the phase does not admit ends the connection.
 
 After the handshake the machine answers a command itself, or admits it. The rules state for each
 type of command when the machine admits it (commands.py). An admitted command is a *request* or a

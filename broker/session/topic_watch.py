@@ -53,7 +53,8 @@ BEAT_S: Final = 2.0
 periods looks for another broker."""
 
 GATHER_S: Final = 0.1
-"""The shortest time in seconds between two messages of a watch that has changes."""
+"""The shortest time in seconds between two messages of a watch that has changes. If changes need
+several messages, these follow each other at once."""
 
 WATCHES_MAX: Final = 256
 """The limit of watches of one broker. A query has one watch, or one for each 1,000 topics that it

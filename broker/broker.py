@@ -146,7 +146,8 @@ ADMINISTRATOR: Final = Asking("", reconnects=False)
 class _Served:
     """A topic that is opening, open, or closing."""
 
-    # The bundle by which this broker owns the topic. A later division does not change this field.
+    # The bundle by which this broker owns the topic. A later division of the namespace does not
+    # change it.
     bundle: Bundle
     opened: asyncio.Future[ServedTopic]
     opening: asyncio.Task[None] | None = None  # settles `opened`
@@ -514,8 +515,8 @@ class Broker:
         return {it.broker: it.incarnation for it in live if it.broker != self._me.broker}
 
     async def _sweep_deleted(self) -> None:
-        """Finish the deletions of brokers that died, and remove old tombstones. Only one registered
-        broker does this work: the one whose name sorts first."""
+        """Finish deletions that have stopped half-way, and remove old tombstones. Only one
+        registered broker does this work: the one whose id sorts first."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             live = {str(it.broker): it.incarnation for it in self._brokers.live.values()}

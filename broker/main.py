@@ -458,8 +458,7 @@ class BrokerProcess:
         )
 
     async def _register(self) -> None:
-        """Keep this broker's registration. Raises LeaseTaken if another broker runs under its
-        name."""
+        """Keep this broker's registration. Raises LeaseTaken if another broker has the same id."""
         lease = Lease(
             self._store,
             paths.broker_available(self.registration.broker),

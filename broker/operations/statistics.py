@@ -4,7 +4,7 @@ clients.
 pydantic holds the interpreter's lock during a call. One call for 10,000 clients takes 0.2 s, and
 stops the event loop even when it runs in a thread. So each client is checked and encoded by a call
 of its own, in a thread. So is each cursor. The decoding of JSON calls a function of Python for each
-client, because other threads can run then.
+client, so that other threads can run.
 """
 
 from __future__ import annotations

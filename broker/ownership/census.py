@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
 
 Owner: TypeAlias = tuple[BrokerId, str]
-"""A broker's name, and the incarnation of its process."""
+"""A broker's id and incarnation."""
 
 
 class Census:
@@ -64,8 +64,9 @@ class Census:
     def order(
         self, bundle: Bundle, brokers: Mapping[BrokerId, BrokerRegistration]
     ) -> list[BrokerId]:
-        """The brokers in the order in which they should get a free bundle. The fewest bundles come
-        first, then the fewest bundles of its namespace, then the highest preference."""
+        """The brokers in the order in which they should get a free bundle. The broker with the
+        fewest bundles comes first. Among equals, the one with the fewest bundles of the same
+        namespace comes first, then the one with the highest preference."""
 
         def rank(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
             owner = owner_of(brokers[broker])

@@ -124,7 +124,7 @@ class Liveness:
         """`silence_s` 0: a silent broker counts as alive until its registration expires.
         `look_at_port`: returns the behaviour of a port, and the seconds for which this answer is
         valid; None: ask over TCP."""
-        self.found_silent = 0  # number of brokers that the bookies found to be gone, so far
+        self.found_silent = 0  # how often the bookies found a broker to be gone
         self._witnesses = witnesses
         self._silence_s = silence_s
         self._ports = _Shared(look_at_port or _look_at_port)
@@ -230,7 +230,7 @@ async def _look_at_port(broker: BrokerRegistration) -> tuple[Port, float]:
 
 async def _ping(broker: BrokerRegistration) -> Port:
     """Ping a broker, or only connect to it if it has no Pulsar port. An end of the connection
-    counts as an answer, because only a running process ends a connection."""
+    counts as an answer: the connections of a suspended process stay open."""
     has_pulsar = bool(broker.pulsar_url)
     address = urlsplit(broker.pulsar_url if has_pulsar else broker.grpc_url)
     assert address.hostname is not None

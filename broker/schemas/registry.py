@@ -183,8 +183,8 @@ class SchemaRegistry:
         if not others:
             return
         key = _digest(others, schema, strategy)
-        # Equal comparisons run one after the other. After the first acceptance, the others need no
-        # comparison.
+        # Identical calls compare one after the other. After the first acceptance, the others need
+        # no comparison.
         lock = self._checks.setdefault(key, asyncio.Lock())
         async with lock:
             if key not in self._accepted:

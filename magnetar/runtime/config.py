@@ -39,10 +39,11 @@ class RoleConfig(BaseModel):
                 if ...: raise ValueError("ack_quorum 3 exceeds write_quorum 2")   # names both keys
                 return self
 
-    Keys are snake_case and end in their unit. The file and the environment may write them in
-    camelCase, as Pulsar does. Flags and the environment give text. A type that Pydantic cannot
-    parse from text needs a validator that parses it (`mode="before"`). `load_config` reads the file
-    and the environment; the constructor does not.
+    Keys are snake_case, and the key of a quantity ends in its unit. The file and the environment
+    may write keys in camelCase, as Pulsar does. A value from the environment is text, and a value
+    from a flag may be text. A type that Pydantic cannot parse from text needs a validator that
+    parses it (`mode="before"`). `load_config` reads the file and the environment; the constructor
+    does not.
     """
 
     model_config = ConfigDict(

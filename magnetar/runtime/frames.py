@@ -73,7 +73,7 @@ class FrameStream(Protocol):
     peer: str
 
     async def send(self, parts: Sequence[Buffer]) -> None:
-        """Send the concatenation of `parts` as one frame. Waits while the peer is behind.
+        """Send the concatenation of `parts` as one frame. Waits while the peer reads too slowly.
 
         The caller must not change the parts before the call returns. When the call returns, the
         frame may not have arrived yet. Raises StreamClosed.

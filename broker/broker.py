@@ -631,8 +631,8 @@ class Broker:
     def watch_topics(
         self, namespace: NamespaceName, on_change: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call back when the result of `topics_of` may have changed. Returns the function that ends
-        the watch."""
+        """Call back when the persistent topics of the namespace may have changed. Returns the
+        function that ends the watch."""
         folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
         return self._store.watch(folder, on_change)
 

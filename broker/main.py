@@ -131,7 +131,7 @@ async def trim(topic: Topic) -> None:
 
 
 def _garbage_of(broker: Broker, endpoint: Endpoint) -> int:
-    """Estimate the number of objects in cycles that the broker has dropped."""
+    """Estimate the number of objects in reference cycles that the broker has dropped."""
     closed_topics = broker.opened_topics - len(broker.topics)
     return CONNECTION_OBJECTS * endpoint.limits.ended + TOPIC_OBJECTS * closed_topics
 
@@ -153,8 +153,8 @@ async def return_memory(
 
 CONNECTION_OBJECTS: Final = 50
 TOPIC_OBJECTS: Final = 250
-"""The objects in cycles that an ended connection leaves, and that an unloaded topic leaves
-(measured)."""
+"""The objects in reference cycles that an ended connection leaves, and that an unloaded topic
+leaves (measured)."""
 
 
 class BrokerProcess:

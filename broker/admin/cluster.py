@@ -113,7 +113,7 @@ def cluster_router(broker: "Broker", settings: "Mapping[str, str]") -> APIRouter
 
     @router.get("/brokers/leaderBroker")
     async def get_leader() -> BrokerInfo:
-        """Show the broker that carries out the work that one broker does for the cluster."""
+        """Show the broker that finishes incomplete deletions of topics for the cluster."""
         return await cluster.leader(broker)
 
     @router.get("/brokers/ready", response_class=PlainTextResponse)

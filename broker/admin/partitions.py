@@ -215,8 +215,8 @@ class PartitionCalls:
     async def combined(
         self, names: list[TopicName], answers: list[tuple[int, bytes]], merge: "Merge"
     ) -> Response:
-        """Combine the answers of all partitions; see `_combined`. Lists of subscriptions of many
-        partitions are combined in a thread, one request at a time."""
+        """Combine the answers of all partitions; see `_combined`. Answers of more than
+        DECODED_BYTES_MAX together are combined in a thread, for one request at a time."""
         if sum(len(body) for _, body in answers) <= DECODED_BYTES_MAX:
             return _combined(names, answers, merge)
         return await run_in_thread(self._turn, partial(_combined, names, answers, merge))

@@ -59,7 +59,7 @@ class Bitmap:
             self.count -= 1
 
     def discard_through(self, entry: int) -> None:
-        """Clear the bits of every entry up to this one."""
+        """Clear the bits of every entry up to and including this one."""
         place = min((entry + 1) >> 3, len(self._bytes))
         self._bytes[:place] = bytes(place)
         if place < len(self._bytes):

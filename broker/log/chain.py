@@ -88,7 +88,7 @@ class Chain:
         return tuple(self._records)
 
     def records_from(self, ledger: int) -> list[TopicLedger]:
-        """Return the part of `records` that begins with this ledger."""
+        """Return the records of this ledger and of all later ones."""
         return self._records[bisect_left(self._ids, ledger) :]
 
     @property

@@ -81,10 +81,11 @@ class Rolling:
         """Close the ledger, or recover it if the close fails. Returns the metadata of the closed
         ledger.
 
-        A fenced ledger does not prove that this broker has lost the topic (a repair may fence as
-        its last resort): the topic's record decides. Raises LogFenced, LogDamaged. Raises
-        LogUnavailable if the ledger is fenced and the record cannot be read: another broker
-        probably owns the topic, and clients look it up again only after this log has ended.
+        A fenced ledger does not prove that this broker has lost the topic (the replicator recovers
+        a ledger whose writer keeps a lost bookie): the topic's record decides. Raises LogFenced,
+        LogDamaged. Raises LogUnavailable if the ledger is fenced and the record cannot be read:
+        another broker probably owns the topic, and clients look it up again only after this log has
+        ended.
         """
         delays = self.delays()
         while True:

@@ -81,8 +81,8 @@ class BrokerInfo(BaseModel):
 
 
 async def leader(broker: Broker) -> BrokerInfo:
-    """Return the live broker that sorts first: it carries out the work that one broker does for the
-    cluster, such as finishing the deletions of dead brokers. Raises NotReady."""
+    """Return the live broker whose id sorts first: it finishes incomplete deletions of topics for
+    the cluster. Raises NotReady."""
     live = await broker.live_brokers()
     if not live:
         raise NotReady(str(broker.me.broker))

@@ -1,8 +1,8 @@
 """The properties that administrators give to topics and subscriptions, in the form of Pulsar.
 
 The broker stores the properties and does not use them. The properties of a partitioned topic are in
-the record of the partitioned topic, and any broker changes them. Those of another topic are in the
-topic's record, next to the broker's own properties: only the names of the administrators'
+the record of the partitioned topic, and any broker changes them. Those of any other topic are in
+the topic's record, next to the broker's own properties: only the names of the administrators'
 properties begin with PREFIX.
 
 Operations on one topic raise the errors of `topics.open_topic`.

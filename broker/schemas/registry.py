@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 VERSIONS_MAX: Final = 1_000
-"""The maximum number of versions of one topic, deleted ones included."""
+"""The maximum number of versions of one topic, including deleted ones and the marks of
+deletions."""
 
 RECORD_BYTES_MAX: Final = VALUE_BYTES_MAX - 1_024
 """The maximum size of one topic's record, which holds all its versions."""

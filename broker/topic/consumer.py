@@ -215,7 +215,7 @@ class ConsumerHandle:
 
     def deliver(self, action: Deliver, *, size: int, redelivered: int, now: float) -> None:
         """Pass the entries to the session, and count them. `size`: their bytes. `redelivered`: the
-        number of the entries with a redelivery count."""
+        number of the messages with a redelivery count."""
         self.events.deliver(action.entries, action.details)
         self.activity.on_sent(self._now_ms())
         self.meter.count(action.messages, size, now)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from magnetar.broker.cursor.acks import ack_set_bits
 from magnetar.broker.cursor.journal import Waiting
+from magnetar.broker.dispatch.acks import unacked_in
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS
 from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
 from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay, after
@@ -695,7 +696,7 @@ class Subscription:
 
     @property
     def redelivered(self) -> Meter:
-        """The deliveries of entries with a redelivery count. Each entry counts as one message."""
+        """The messages that were delivered with a redelivery count."""
         return self._redelivered
 
     def expired_rate(self, now: float) -> float:
@@ -862,7 +863,7 @@ class Subscription:
         size = sum([len(entry.view.data) for entry in action.entries])
         redelivered = 0
         if action.details:
-            redelivered = sum([it.redelivery_count > 0 for it in action.details.values()])
+            redelivered = _redelivered_messages(action)
         handle = self.consumers[action.consumer]
         handle.deliver(action, size=size, redelivered=redelivered, now=now)
         self._meter.count(action.messages, size, now)
@@ -1005,6 +1006,15 @@ class Subscription:
     def _give_up(self) -> None:
         if not self.consumers and self.state is SubscriptionState.OPEN:
             self._abandoned(self)
+
+
+def _redelivered_messages(action: Deliver) -> int:
+    """Return the number of unacknowledged messages in the entries that have a redelivery count."""
+    return sum(
+        unacked_in(detail.ack_set) if detail.ack_set else action.entries[index].view.num_messages
+        for index, detail in action.details.items()
+        if detail.redelivery_count > 0
+    )
 
 
 def all_of(count: int, done: Done) -> Done | None:

@@ -508,6 +508,18 @@ async def test_redelivery_of_a_batch_carries_acks_made_while_tailing(
         assert handle.machine.permits == 1_000 - 5 - 3
 
 
+async def test_redelivered_messages_of_a_batch_are_counted_one_by_one() -> None:
+    async with opened_topic(ClusterState()) as it:
+        handle, session = await it.subscribe(kind=SHARED)
+        await it.publish("a", "b c d", "e f", batches=True)
+        await delivered(session, list("abcdef"))
+        handle.acknowledge([], [(session.positions[1], (0b100,))])
+        handle.redeliver(session.positions[1:])
+        await wait_until(lambda: len(session.entries) == 5)
+        assert handle.redelivered.messages == 3
+        assert it.topic.subscriptions["s"].redelivered.messages == 3
+
+
 async def test_cumulative_ack_inside_a_batch_keeps_its_ack_set() -> None:
     async with opened_topic(ClusterState()) as it:
         handle, session = await it.subscribe()

@@ -28,5 +28,5 @@ def admin(cluster: LocalCluster, method: str, path: str, body: object = None) ->
 
 
 def keep_everything(cluster: LocalCluster) -> None:
-    """Raises httpx.HTTPStatusError."""
+    """Let every topic of public/default keep all messages. Raises httpx.HTTPStatusError."""
     admin(cluster, "POST", "namespaces/public/default/retention", UNLIMITED_RETENTION)

@@ -1,4 +1,4 @@
-"""A program that survives kills of brokers: `make night`, or from the top folder
+"""A client program under kills of brokers: `make night`, or from the top folder
 
     PYTHONPATH=tests .venv/bin/python -m chaos.every_consumer [--kills 20]
 
@@ -44,7 +44,7 @@ CONSUMERS: Final[Mapping[ConsumerType, int]] = {
 ORDERED: Final = (ConsumerType.Exclusive, ConsumerType.Failover)
 KEYS: Final = 16
 RATE: Final = 300.0  # messages a second
-QUIET_S: Final = 1.0  # the traffic before a kill
+QUIET_S: Final = 1.0  # the time from a receipt to the next kill
 SERVED_S: Final = 30.0  # if no broker serves the topic by then, the run fails
 SETTLED_S: Final = 3.0  # by then consumers are attached again and have dropped their old messages
 DRAIN_S: Final = 60.0
@@ -55,7 +55,8 @@ QUIET_MS: Final = 200  # a waiting consumer checks for the end this often
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill of the owner, from the signal until the consumers had settled. Loop time."""
+    """A kill of the owner, from the signal until SETTLED_S after the topic was served again. Times
+    are the loop's."""
 
     begun: float
     settled: float
@@ -261,7 +262,8 @@ def _first_difference(seen: list[int]) -> str:
 
 
 async def run_every_consumer(directory: Path, *, kills: int) -> Record:
-    """Raises ProcessFailed and httpx.HTTPError if the cluster cannot be used."""
+    """Run the program on a new cluster. Raises ProcessFailed and httpx.HTTPError if the cluster
+    cannot be used."""
     record = Record()
     async with LocalCluster(directory, zookeepers=1, bookies=3, brokers=2) as cluster:
 

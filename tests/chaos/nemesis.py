@@ -34,25 +34,25 @@ POLL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill of the owner, after this time of undisturbed traffic."""
+    """One kill of the owner."""
 
-    quiet_s: float
-    bookie_before_s: float | None  # a bookie is killed this long before; None: no bookie
-    restart_at_once: bool  # at once; False: when a broker serves the topic again
-    pick: int  # the index of a member of the ensemble, counted around
+    quiet_s: float  # the time without a fault, before this one
+    bookie_before_s: float | None  # from a bookie's kill to this one; None: no bookie is killed
+    restart_at_once: bool  # False: restart the broker when another one serves the topic
+    pick: int  # chooses the bookie: the index in the ensemble, modulo its size
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The owner is stopped, after this time of undisturbed traffic, and continues later."""
+    """One stop of the owner (SIGSTOP), which continues later."""
 
-    quiet_s: float
-    stopped_s: float  # the time after another broker serves the topic
+    quiet_s: float  # the time without a fault, before this one
+    stopped_s: float  # how long the stop lasts after another broker serves the topic
 
 
 def plan(random: Random, *, kills: int, pauses: int, bookie_first: bool) -> list[Kill | Pause]:
-    """`bookie_first`: kill the bookie at the first kill, so that it is down during all later ones.
-    Without kills of owners no bookie is killed."""
+    """Choose the faults. `bookie_first`: kill the bookie before the first kill of an owner, so that
+    the bookie is down during all kills. Without kills of owners, no bookie is killed."""
     with_bookie = 0 if bookie_first or not kills else random.randrange(kills)
     faults: list[Kill | Pause] = [
         Kill(
@@ -87,7 +87,7 @@ class Nemesis:
         self._dead: list[str] = []  # the killed bookies
 
     async def run(self, faults: list[Kill | Pause]) -> None:
-        """Raises TimeoutError when the topic is not served again after a fault."""
+        """Execute the faults. Raises TimeoutError if no broker serves the topic after a fault."""
         for fault in faults:
             await asyncio.sleep(fault.quiet_s)
             await self._producing.wait_acknowledged(len(self._history.sends))
@@ -136,8 +136,8 @@ class Nemesis:
         )
 
     async def _pause_owner(self, stopped_s: float) -> None:
-        """Send SIGSTOP, and SIGCONT some time after another broker serves the topic. The session of
-        the stopped broker may end meanwhile."""
+        """Send SIGSTOP, and SIGCONT some time after another broker serves the topic. The metadata
+        session of the stopped broker may end meanwhile."""
         before, ledger = await self._owner(), await self._last_ledger()
         process = self._cluster.process("broker", before.owner)
         at_ns = time.monotonic_ns()

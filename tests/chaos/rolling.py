@@ -40,7 +40,7 @@ class Result:
 
     rounds: int
     sent: int = 0
-    failed: list[str] = field(default_factory=list)  # sends that the client gave up
+    failed: list[str] = field(default_factory=list)  # sends and reads that failed
     receipted: set[int] = field(default_factory=set)
     consumed: Counter[int] = field(default_factory=Counter)
     stored: Counter[int] = field(default_factory=Counter)
@@ -180,9 +180,9 @@ async def run_rolling(
     bookies: int = 3,
     keep: Path | None = None,
 ) -> Result:
-    """`keep`: the folder for the logs of a run that failed.
+    """Run the restarts under load. `keep`: the folder for the logs of a run that failed.
 
-    Raises ProcessFailed, httpx.HTTPError when the cluster cannot be used.
+    Raises ProcessFailed, httpx.HTTPError if the cluster cannot be used.
     """
     result = Result(rounds)
     begun = time.monotonic()

@@ -77,7 +77,7 @@ class Run:
     setting: Setting
     seed: int
     history: History
-    trouble: list[str]  # a phase that did not end in time
+    trouble: list[str]  # the phase that failed or did not end in time
     anomalies: list[Anomaly]
 
     @property
@@ -168,7 +168,8 @@ async def _phases(run: Run, cluster: LocalCluster, store: ZooKeeperStore, client
 
 
 def stops(rounds: int) -> Setting:
-    """Stop the owner and let it continue, `rounds` times. The workload runs until the last one."""
+    """Return the setting of a run that stops the owner and lets it continue, `rounds` times. The
+    workload runs until the last stop."""
     return Setting(
         bookies=3,
         subscription=ConsumerType.Exclusive,

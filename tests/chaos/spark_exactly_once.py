@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RATE: Final = 100.0  # numbers a second
-QUIET_S: Final = 4.0  # the longest time between two kills, from the next batch on
+QUIET_S: Final = 4.0  # the longest wait before a kill, after a batch has begun
 KILL_WITHIN_S: Final = 1.5
 DOWN_S: Final = 3.0  # the longest absence of a broker or a bookie
 TWINS_S: Final = 10.0  # the time in which two drivers run
@@ -86,7 +86,7 @@ class Result:
 
 
 class Driver:
-    """A Spark driver, with its Java and its Python workers, in a session of its own."""
+    """A Spark driver, with its Java and its Python workers, in a process session of its own."""
 
     def __init__(self, url: str, folder: Path, number: int) -> None:
         self._errors = folder / f"driver-{number}.log"
@@ -105,7 +105,7 @@ class Driver:
 
     @property
     def has_queries(self) -> bool:
-        """True while the queries of the driver run."""
+        """True when the driver has started its queries."""
         return self._finish.with_suffix(f".{self._process.pid}").exists()
 
     @property
@@ -170,7 +170,8 @@ class Run:
             self._driver.kill()
 
     async def _carry_out(self, kind: str) -> str:
-        """Kill a process. Returns its progress at that moment."""
+        """Kill a process of this kind, or run a twin driver. Return what the report says about
+        it."""
         match kind:
             case "worker":
                 while not self._driver.kill_worker(self._draw):
@@ -237,7 +238,7 @@ class Run:
 
 
 async def publish(url: str, result: Result, stop: asyncio.Event) -> None:
-    """Publish numbers until the event. All have receipts at the end."""
+    """Publish numbers until `stop` is set. Return when all of them have receipts."""
     from magnetar.asyncio import Client
 
     async with Client(url) as client:
@@ -265,7 +266,7 @@ def read(url: str, topic: str) -> Counter[int]:
 
 
 def kinds_of(kills: int, seed: int) -> list[str]:
-    """The kinds of kills in their proportions, in random order. At least one kills a driver."""
+    """The kinds of kills in their proportions, in random order."""
     whole = [kind for kind, count in KINDS.items() for _ in range(count)]
     draw = random.Random(seed)
     draw.shuffle(whole)
@@ -275,7 +276,8 @@ def kinds_of(kills: int, seed: int) -> list[str]:
 async def run_spark_kills(
     folder: Path, *, kills: int, seed: int, kinds: list[str] | None = None
 ) -> Result:
-    """Raises ProcessFailed, httpx.HTTPError when the cluster cannot be used."""
+    """Run the kills on a new cluster. Raises ProcessFailed and httpx.HTTPError if the cluster
+    cannot be used."""
     result = Result()
     begun = time.monotonic()
     async with LocalCluster(folder / "cluster", zookeepers=1, bookies=3, brokers=2) as cluster:

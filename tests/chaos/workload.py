@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TURN_S: Final = 0.005  # the pause between bursts of the producer
 WINDOW_MESSAGES: Final = 900  # the limit of messages under way; the client's own limit is 1,000
 MESSAGE_BYTES: Final = 100
-# after this number of messages a consumer closes and another consumer begins
+# A consumer closes after a random number of messages in this range, and another consumer begins.
 SESSION_MESSAGES: Final = (1_000, 6_000)
 IDLE_S: Final = 2.0  # a drained subscription must deliver nothing this long
 QUIET_MS: Final = 200  # a waiting consumer checks for the end this often
@@ -43,8 +43,7 @@ REFUSALS: Final = (  # errors after which the message is definitely not stored
 
 
 class Producing:
-    """Sends messages 0, 1, 2, ... at a rate, until `finish` is called and `messages_min` were
-    sent."""
+    """Sends messages 0, 1, 2, ... at a rate, until `ending` is set and `messages_min` were sent."""
 
     def __init__(self, history: History, *, topic: str, messages_min: int, rate: float) -> None:
         self.history = history
@@ -133,7 +132,7 @@ class Consuming:
         await (await self._subscribe(client)).close()
 
     async def run(self, client: Client) -> None:
-        """Wait until every message with a receipt was delivered, and then no more deliveries
+        """Consume until every message with a receipt was delivered and no more deliveries
         arrive."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):

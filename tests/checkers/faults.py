@@ -1,7 +1,7 @@
 """Checks that the faults of a run had an effect: a run without effects proves nothing.
 
 fault-without-effect    the nemesis acted, and saw no effect
-fault-missing           a kind of fault that was planned was never done
+fault-missing           a kind of fault had an effect less often than planned
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The history of a run: the actions of clients and nemesis, and what they observed. Checkers read
 nothing else.
 
-Every operation is one record with the times of its invocation and of its outcome, on the one
-monotonic clock of the harness (nanoseconds). An outcome is `ok`, `fail` (definitely not applied) or
-`info` (unknown: it may have been applied). A history is kept as JSON lines.
+Times are on the one monotonic clock of the harness (nanoseconds). The outcome of an operation is
+`ok`, `fail` (definitely not applied) or `info` (unknown: it may have been applied). A history is
+kept as JSON lines.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class Fault:
     at_ns: int
     bitten: bool
     effect: str = ""
-    # The time from a kill of the owner until a message is acknowledged again.
+    # The time from a kill or stop of the owner until a message is acknowledged in a newer ledger.
     outage_s: float | None = None
 
 
 @dataclass(slots=True)
 class History:
-    """All records of a run. `drained`: in the end the subscription was consumed completely."""
+    """All records of a run."""
 
     sends: list[Send] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)

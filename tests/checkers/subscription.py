@@ -6,8 +6,8 @@ acknowledgements.
     answered-ack-lost       delivered in a session that was opened after the acknowledgement of that
                             very copy was answered
 
-A delivery in a session that was open before is no proof: the message may have waited in the
-consumer. The checker counts it as a late redelivery.
+A delivery in a session that was opened before the answer is no anomaly: the message may have waited
+in the consumer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_subscription(history: History) -> list[Anomaly]:
-    """All anomalies of the deliveries. The history must end with a drained subscription."""
+    """Return all anomalies of the deliveries. The history must end with a drained subscription."""
     sent = {send.number for send in history.sends}
     delivered = {delivery.number for delivery in history.deliveries}
     return anomalies(
@@ -42,7 +42,8 @@ def check_subscription(history: History) -> list[Anomaly]:
 
 
 def redeliveries(history: History) -> int:
-    """Deliveries of a copy beyond its first: allowed while its acknowledgement is not answered."""
+    """Return the number of deliveries of a copy beyond its first one. They are allowed until its
+    acknowledgement is answered."""
     return len(history.deliveries) - len({delivery.place for delivery in history.deliveries})
 
 

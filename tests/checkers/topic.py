@@ -11,7 +11,7 @@ twice. The receipt then names the last copy.
     reordered-receipts      a later message was acknowledged at an earlier place
     reordered-reads         the first copy of a message precedes the first copy of an earlier one
     resent-after-receipt    a copy follows the one that the receipt names
-    unsorted-read           places in a read do not grow
+    unsorted-read           a read returns a message after one with the same or a later place
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ def check_topic(history: History) -> list[Anomaly]:
 
 
 def duplicates(read: Sequence[Read]) -> int:
-    """Copies beyond the first of each message: allowed until there is deduplication."""
+    """Return the number of copies beyond the first one of each message. They are allowed without
+    deduplication."""
     return len(read) - len({record.number for record in read})
 
 
 def recovered(history: History) -> int:
-    """Stored messages whose send had an unknown outcome."""
+    """Return the number of stored messages whose send had an unknown outcome."""
     seen = {record.number for read in history.reads for record in read}
     return sum(send.outcome is Outcome.INFO and send.number in seen for send in history.sends)
 
@@ -86,7 +87,7 @@ def _check_read(
 
 
 def _forks(reads: Sequence[Sequence[Read]]) -> list[object]:
-    """Every read of a quiet topic must be the same."""
+    """Return the places at which a later read differs from the first one."""
     if not reads:
         return []
     first = {record.place: record.number for record in reads[0]}

@@ -1,7 +1,7 @@
 """A bookie as a process of its own, on metadata of its own, for tests that kill it.
 
-Run as a program it serves: `python bookie_process.py CONFIG METADATA_DIR`, and writes ready.json
-beside CONFIG when it is ready.
+The program `python bookie_process.py CONFIG METADATA_DIR` runs the bookie. When the bookie serves,
+the program writes ready.json beside CONFIG.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Apache's client over Pulsar's protocol and ours over gRPC, with one standalone server.
 
-They have the same names, so that one test serves both of them.
+Both clients have the same interface, so one test can run with either.
 """
 
 from __future__ import annotations

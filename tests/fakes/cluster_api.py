@@ -1,6 +1,6 @@
-"""The clients that test features on a cluster of processes: Apache's, and both of ours.
+"""The clients with which tests use a cluster of processes: Apache's, and both of ours.
 
-They have the same names, so that one test serves all of them.
+All clients have the same interface, so one test can run with each.
 """
 
 from __future__ import annotations

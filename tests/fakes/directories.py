@@ -1,4 +1,4 @@
-"""Data directories of bookies, the metadata of a cluster for their starts, and damage to them."""
+"""Data directories of bookies: starts on them with a cluster's metadata, and damage to them."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 It executes the actions of the dispatcher. After every event it asserts the rules of every
 dispatcher:
-    - an acknowledged entry is not delivered, and of shared types an entry that a consumer holds is
-    not delivered to another;
-    - a consumer gets no entry without permits, and at most the rest of one entry beyond them;
+    - an acknowledged entry is not delivered; in a shared type, an entry that is pending at one
+    consumer is not delivered to another;
+    - a consumer without permits gets no entry; only the last entry of a delivery may hold more
+    messages than the permits allow;
     - at most one read is outstanding;
     - a dispatcher that delivers nothing has a reason;
     - a refused consumer changes nothing.

@@ -1,4 +1,5 @@
-"""A metadata store whose requests a test holds back, or cancels without an owner."""
+"""A metadata store whose requests a test delays, or lets raise CancelledError although no task was
+cancelled."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class GatedStore(MemoryStore):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.gates: dict[Request, asyncio.Event] = {}  # until the event is set, these requests wait
-        # the next request of this kind is cancelled without an owner
+        # the next of each of these requests raises CancelledError
         self.strays: set[Request] = set()
         self.held: list[Request] = []  # requests that wait at a gate, or waited
 

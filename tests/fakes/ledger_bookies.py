@@ -1,4 +1,4 @@
-"""Bookies in memory behind the BookiePeer seam, to be killed, slowed down and made to misbehave.
+"""Bookies in memory that implement BookiePeer. Tests kill them, slow them down and inject faults.
 
 `BookieCluster` is a metadata tree in which these bookies are registered. It makes the `Ledgers` of
 any number of processes. The entries of a bookie survive its death.

@@ -1,4 +1,4 @@
-"""The session's side of producers and consumers: records the events of a topic."""
+"""Sessions as a topic sees them: they record what the topic sends to producers and consumers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Starts of a bookie's directory that end, as if killed, at a given step on its files.
+"""Starts of a bookie's directory that a kill ends before a given operation on the files.
 
-Run as a program it waits for lines "PATH METADATA STEP", does each in a child of its own, which it
-forks before any thread exists, and answers with the child's exit status.
+The program reads lines "PATH METADATA STEP". It runs each start in a new child process, which it
+forks before any thread exists, and prints the child's exit status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A wait that ends as if its awaitable were cancelled, and not its task."""
+"""A wait that raises CancelledError although no task was cancelled: its future was cancelled."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Measures how brokers share a load: `python -m benchmarks.brokers`.
 
 Apache's client publishes to a topic of 64 partitions (`--partitions`) at a fixed rate and consumes
-it, through one broker and through two. The program prints the CPU time of each server process,
-divided by the number of all messages, and the number of partitions that each broker serves. On a
-machine where clients and servers share the cores, CPU time is more reliable than a rate.
+it, through one broker and through two. The program prints the CPU time of each broker and bookie,
+divided by the number of messages of the whole load, and the number of partitions that each broker
+serves. On a machine where clients and servers share the cores, CPU time is more reliable than a
+rate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measures one cursor: a million random individual acknowledgements, stored and recovered.
 
 The topic has two million entries. Half of them are acknowledged, in random order and in lists of
-1,000. Every list waits until it is durable (fsync) on one bookie of this process. Then another
-owner takes the topic over and recovers the cursor. The benchmark can also run alone:
-`python -m benchmarks.cursors`.
+1,000. The benchmark waits until each list is durable (fsync) on one bookie in this process, with at
+most ten lists in flight. Then another owner takes the topic over and recovers the cursor. The
+benchmark can also run alone: `python -m benchmarks.cursors`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Measures all figures in one run, each with its reference: `make bench`, or `python -m
-benchmarks.run`.
+"""Runs the main benchmarks one after the other: `make bench`, or `python -m benchmarks.run`.
 
-The reference (reference.py) and Magnetar take turns on the same machine. Compare the ratios of the
-medians: absolute figures change with the machine and the day.
+These are limits, cursors, publishing and reading, topics, and ledgers. In publishing and ledgers,
+the reference (reference.py) and Magnetar take turns. Compare the ratios of the medians: absolute
+figures change with the machine and the day.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 benchmarks.spark_ceilings).
 
 A local cluster (ZooKeeper, three bookies, a broker) stores JSON objects of 100 bytes at 3/3/2. One
-Spark session (local[2]) reads and writes them. Spark's own formats, and Python data sources that
-only hand rows over, take turns with it. All processes share the machine: compare ratios of one run.
+Spark session (local[2]) reads and writes them. Magnetar's source and sink, Spark's own formats, and
+Python data sources that only hand rows over, take turns. All processes share the machine: compare
+ratios of one run.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     curl -X POST localhost:8000/orders -H 'content-type: application/json' \
          -d '{"customer": "c-17", "item": "telescope", "quantity": 2}'
 
-One client and one producer serve all requests: requests that arrive together travel in one batch.
+One client and one producer serve all requests: orders that arrive together travel in one batch.
 """
 
 from __future__ import annotations

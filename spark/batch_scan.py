@@ -10,8 +10,8 @@ the next message begins. The scan guesses and then proves:
 3. Place 0 is right. The sizes at each place give the next place. The chain must have exactly as
    many messages as the batch, and end where the batch ends. So every place of the chain is proved.
 
-`scan` returns None for metadata of 128 bytes and more, unknown wire types and damaged batches. The
-plain decoder then decodes the batch.
+`scan` returns None for metadata with 128 or more bytes or more than FIELDS_MAX fields, for unknown
+wire types, and for damaged batches. The plain decoder then decodes the batch.
 
 Pure.
 """
@@ -27,8 +27,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MESSAGES_MIN: Final = 256  # the messages of one scan; for fewer, the plain decoder is as fast
-FIELDS_MAX: Final = 16  # the fields of one message's metadata, repeated ones counted
+MESSAGES_MIN: Final = 256  # for fewer messages, the plain decoder is as fast as a scan
+FIELDS_MAX: Final = 16  # the fields of one message's metadata; a repeated field counts each time
 VARINT_BYTES_MAX: Final = 10
 
 PROPERTIES, KEY, PAYLOAD_SIZE, EVENT_TIME, KEY_IS_BASE64, NULL_VALUE = 1, 2, 3, 5, 6, 9

@@ -1,4 +1,4 @@
-"""Converts stored entries to Arrow. An executor calls it with the bytes of a range read.
+"""Converts stored entries to Arrow. An executor calls the decoder with the bytes of a range read.
 
 The decoder works per entry where the format allows it: decompression, checksum, publish time,
 index, message ids and constants do not need single messages. A scan finds many messages of batches
@@ -349,8 +349,8 @@ def _walk(payload: bytes, count: int) -> tuple[list[pb.SingleMessageMetadata], l
     """Return metadata and value of each message of a batch. Raises BatchDeserializeError.
 
     The function is like `decode_messages` of magnetar.protos.message, but creates no object for
-    each message. If a message gives a size that is too large, the function
-    detects this only when it reads the next message, or after the last one.
+    each message. If a message gives a size that is too large, the function detects this only when
+    it reads the next message, or after the last one.
     """
     metadata: list[pb.SingleMessageMetadata] = []
     values: list[bytes] = []
@@ -688,7 +688,7 @@ def _partition_column(topic: TopicName) -> Column:
     return _Constant(pa.scalar(-1 if topic.partition is None else topic.partition, pa.int32()))
 
 
-# The version with which value_stage.py decodes `value` and `key`. A DataFrame has no such column.
+# The version with which value_stage.py decodes `value`. Users cannot read this column.
 SCHEMA_VERSION: Final = "__schemaVersion"
 
 COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {

@@ -31,7 +31,7 @@ class InvalidOption(SparkError):
 
 
 class InvalidSchema(SparkError):
-    """The schema given by the user does not match the columns of a topic."""
+    """A column of the schema that the user gave, or of the rows to write, is not valid."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(f"column {column!r}: {reason}")
@@ -43,10 +43,10 @@ class InvalidSchema(SparkError):
 
 
 class TopicNotFound(SparkError):
-    """The topic does not exist: no client has published or subscribed to it."""
+    """A topic to read does not exist."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic} does not exist: no client has published to it")
+        super().__init__(f"topic {topic} does not exist: check its name, or publish to it first")
         self.topic = topic
 
     def __reduce__(self) -> tuple[type[TopicNotFound], tuple[str]]:

@@ -164,7 +164,7 @@ def _behind(source: SourceProgress) -> dict[str, Behind]:
     for topic, place in latest.places.items():
         if topic in end.places:
             at = end.places[topic]
-            # A topic that was created again has fewer messages than the query has read.
+            # A topic that was created again may have fewer messages than the query has read.
             rows, size = place.index - at.index, place.bytes - at.bytes
             behind[topic] = Behind(max(rows, 0), max(size, 0))
     return behind

@@ -20,7 +20,7 @@ from magnetar.spark.errors import JavaMissing, SparkMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Magnetar's jobs hold no data in the JVM: rows pass through, aggregates are small.
+# Magnetar's jobs need little memory: aggregates are small, and Spark moves cached rows to the disk.
 DRIVER_MEMORY: Final = "1g"
 # The longest wait for a child's exec. An exec takes milliseconds, unless the machine is overloaded.
 EXEC_S_MAX: Final = 5.0

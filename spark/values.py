@@ -2,8 +2,8 @@
 
 A decoder converts a whole array or raises ValueError. If a decoder refuses an array,
 `decode_values` halves the array until the bad records are alone. So a few bad records cost little
-and never change their neighbours. It also refuses dates and timestamps that Spark does not support:
-PySpark raises an error for them when the rows are collected.
+and never change their neighbours. `decode_values` also refuses dates and timestamps that Spark does
+not support: PySpark raises an error for them when the rows are collected.
 
 JSON: each payload is wrapped as `{"i":<row>,"v":<payload>}`, and one call parses all lines. A
 payload could close its wrapper and begin another one. Then the rows are not 0, 1, 2, ..., and the

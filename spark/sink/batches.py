@@ -10,8 +10,8 @@ entry is cut when
    all are cut, in the order of their first messages,
 3. the task ends.
 
-A message gets its number when its entry is cut. So sequence ids rise from entry to entry, also if
-each entry holds one key only and several entries are open.
+A message gets its sequence id when its entry is cut. So sequence ids rise from entry to entry, also
+if each entry holds one key only and several entries are open.
 
 Pure.
 """

@@ -1,8 +1,8 @@
 """The columns of a DataFrame that is written, and the messages that its rows become.
 
-The names are the same as in the source. The sink ignores the columns that a topic assigns itself
-(`__index`, `__publishTime`, ...), so that a job can copy a topic. Without a column `value`, the
-columns without a leading "__" become a JSON object.
+The names are the same as in the source. The sink ignores the columns whose values the client or the
+broker sets (`__index`, `__publishTime`, ...), so that a job can copy a topic. Without a column
+`value`, the columns without a leading "__" become a JSON object.
 
 Pure.
 """

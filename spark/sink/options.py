@@ -48,7 +48,7 @@ JOB_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Guarantee(StrEnum):
-    """The guarantee after failures. AT_LEAST_ONCE: rows of a repeated task are stored twice.
+    """The guarantee after failures. AT_LEAST_ONCE: rows of a repeated task may be stored again.
     DEDUP: the broker's deduplication stores each row exactly once."""
 
     AT_LEAST_ONCE = "at-least-once"

@@ -23,7 +23,7 @@ class Policies:
     """The policies of one topic."""
 
     deduplication: bool  # the owner drops messages that it has stored already
-    message_bytes_max: int  # the limit of the payload of an entry; 0: as the broker allows
+    message_bytes_max: int  # the limit of the payload of an entry; 0: the limit in CONNECTED
     note: Note | None = None  # the last note of the sink; None: no note
 
 

@@ -201,7 +201,7 @@ class TaskWriter:
 
     def _sent_bytes_min(self, entry: Entry) -> int:
         """Return a lower limit of the bytes that the broker compares with the topic's limit. The
-        broker compares the compressed payload, and refuses the entries that pass here."""
+        broker compares the compressed payload, so it may refuse an entry that passes here."""
         if self._options.compression is not CompressionType.NONE:
             return 0
         return sum(len(message.payload) for message in entry.messages)
@@ -296,7 +296,7 @@ class _Send:
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.stored = -1  # the last sequence id stored under the producer's name; -1: none
-        self.bytes_max = 0  # the limit of an entry; 0: as the broker announced
+        self.bytes_max = 0  # the limit of an entry's payload; 0: the limit in CONNECTED
         self.is_whole = False  # the topic holds the whole batch already
 
 

@@ -72,7 +72,7 @@ class Written(WriterCommitMessage):
         self, rows: int, skipped: int, writer: str, digests: Mapping[str, tuple[int, int]]
     ) -> None:
         self.rows = rows
-        self.skipped = skipped  # number of these that an earlier attempt had stored
+        self.skipped = skipped  # the number of these rows that an earlier attempt had stored
         self.writer = writer  # id of the query or of the job
         self.digests = digests  # the digest of the rows of each topic; empty: at least once
 
@@ -109,8 +109,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, iterator, query, int(batch), sink)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the note of the batch to its topics, before Spark records the batch in the
-        checkpoint. Raises WriteRefused, WriteStalled."""
+        """Note the batch at the owners of its topics (notes.py), before Spark records the batch in
+        the checkpoint. Raises WriteRefused, WriteStalled."""
         tasks = [message for message in messages if isinstance(message, Written)]
         if any(task.digests for task in tasks):
             from magnetar.spark.sink.notes import joined, note_batch

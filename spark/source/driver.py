@@ -9,8 +9,8 @@ first failed poll after a successful one.
 
 With the option `subscription`, the driver moves the subscription to the position that Spark has
 committed. Spark passes this position to `latest`, as the end of the last committed batch, and to
-`commit`. The first call of `latest` creates the subscription where the query begins, before Spark
-reads.
+`commit`. In a query without a checkpoint, the first call of `latest` creates the subscription where
+the query begins, before Spark reads.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Filters on metadata columns that Spark pushes down to a batch read.
 
-The filters save work. The driver does not plan topics and partitions that they exclude, nor
-messages outside of a range of `__index`. The executors do not uncompress entries outside of a range
-of `__publishTime`. They do not decode rows that a filter excludes, and do not pass them to Spark.
-Publish times come from the clocks of producers and are in no order. So a filter on them excludes no
-part of a topic from reading. Spark evaluates all filters again.
+The filters save work. The driver does not plan topics, partitions and ranges of `__index` that they
+exclude. The executors do not uncompress entries whose publish time the filters exclude. They do not
+decode the values of rows that a filter excludes, and do not pass these rows to Spark. Publish times
+come from the clocks of producers and are in no order. So a filter on them excludes no part of a
+topic from reading. Spark evaluates all filters again.
 
 Pure.
 """

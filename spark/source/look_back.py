@@ -47,7 +47,7 @@ class LookBack:
             return
 
     def on_lost(self, ledger: int, entry: int, what: str) -> None:
-        """Raises DataLost, or logs the loss if `failOnDataLoss` is false."""
+        """Raise DataLost, or log the loss if `failOnDataLoss` is false."""
         what = f"entry {ledger}:{entry} is the last chunk of a message: {what}"
         if self._options.fail_on_data_loss:
             raise DataLost(self._topic, what)

@@ -40,7 +40,7 @@ SCHEMA: Final = (
 
 
 CORRUPT: Final = "__corrupt"  # the payload of a bad record, mode permissive
-ERROR: Final = "__error"  # the reason why the record is corrupt
+ERROR: Final = "__error"  # the reason why the record is bad
 
 
 def schema_of(options: ReadOptions, given: StructType | None = None) -> StructType:

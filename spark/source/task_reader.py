@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from magnetar.spark.source.tasks import Task
 
 # Spark works well with batches of 10,000 to 100,000 rows and a few MiB. A batch ends with the entry
-# that reaches the first of the two limits.
+# that reaches BATCH_BYTES, or with the group of entries that reaches BATCH_ROWS.
 BATCH_ROWS: Final = 32_768
 BATCH_BYTES: Final = 8 << 20
 

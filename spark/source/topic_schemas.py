@@ -6,7 +6,7 @@ the version with which the message was written.
 Fields are matched by name, as in the rules of Avro. A field that a message lacks is null. A field
 that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
 executor process asks for each version that it meets, once for each read and ledger. If a topic is
-deleted and created again, the same number is the version of another schema. The new topic has other
+deleted and created again, a version number may name another schema. The new topic has other
 ledgers, so the process asks again. The process parses equal schemas once.
 """
 
@@ -57,11 +57,11 @@ TOPICS_MAX: Final = 1_000
 
 ANSWERS_MAX: Final = 20_000
 """Answers that a process keeps, one for each read, ledger and version: some 300 bytes each. Beyond
-this number it forgets the one that it has not used for longest, and asks again."""
+this number it forgets the least recently used one, and asks again if it needs that one."""
 
 SCHEMAS_MAX: Final = 1_000
-"""Parsed schemas that a process keeps. Beyond this number it forgets the one that it has not used
-for longest, and asks again."""
+"""Parsed schemas that a process keeps. Beyond this number it forgets the least recently used one,
+and asks again if it needs that one."""
 
 ASKED_AT_ONCE: Final = 32
 

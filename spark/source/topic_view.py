@@ -1,7 +1,7 @@
 """The topics of a query, as Spark's driver sees them. The driver asks the owners of the topics.
 
-One call to a broker covers up to 1,000 topics of the broker. A broker that does not own a topic
-names the owner, which the view remembers.
+One call to a broker covers up to 1,000 of its topics. A broker that does not own a topic names the
+owner, which the view remembers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TopicView:
         self.adopt(found)
 
     def asked(self) -> list[tuple[list[str], list[str]]]:
-        """The topics and the namespaces of each request that finds all topics."""
+        """The topics and the namespaces of each request. The requests together find all topics."""
         if (pattern := self._options.pattern) is not None:
             return [([], [str(pattern.namespace)])]
         return [(chunk, []) for chunk in _chunks([str(topic) for topic in self._options.topics])]

@@ -46,7 +46,7 @@ OTHERS: Final = "others"
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """The part of the topics that a query has not read yet."""
+    """The part of a topic that a query has not read yet."""
 
     rows: int
     bytes: int

@@ -91,8 +91,8 @@ class TopicState:
     def spans(self, topic: str, start: Place, end: Place) -> list[Span]:
         """The entries in [start, end) that are stored.
 
-        The sizes are shares of the byte counts in `start` and `end`. So the same positions give the
-        same spans, even if messages were published since.
+        The sizes are shares of the difference between the byte counts of `start` and `end`. So the
+        same positions give the same spans, even if messages were published since.
         """
         if end.index <= start.index:
             return []

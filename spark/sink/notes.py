@@ -1,7 +1,8 @@
 """Notes of the batches that a streaming query has stored completely.
 
 The owners of the topics keep the notes. The sink's name is the name of the query (`queryName`), or
-else the query's id. Before a task writes its first rows to a topic, it gets the last note:
+else the query's id. Before a task writes its first rows to a topic, it asks the topic's owner for
+the last note of the sink:
 
 - The note is of another query: the checkpoint was lost or replaced. This query would store rows
   again that the other query has stored. The task fails.

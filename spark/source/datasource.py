@@ -8,8 +8,9 @@ DataFrame it does so once: all actions read the same messages, even if producers
 stream it does so for each batch (driver.py). Executors read sealed ledgers from the bookies that
 the plan names, and the rest from the owners. They do not access ZooKeeper.
 
-`.schema("value binary")` leaves out columns and saves their cost. Spark imports this module into
-every session, so it imports little: the first plan loads grpc, the first read loads pyarrow.
+`.schema("value binary")` leaves out the other columns and saves their cost. Spark imports this
+module into every session, so it imports little: the first plan loads grpc, the first read loads
+pyarrow.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ twice. The receipt then names the last copy.
 
     lost                    acknowledged, but missing in a read to the end
     misplaced               acknowledged at a place where a read finds another message, or none
-    forked                  two reads find different messages at one place, or only one finds one
+    forked                  one read finds a message at a place, another read finds another or none
     phantom                 read, and never sent
     aborted-read            read, although its send definitely failed
     reordered-receipts      a later message was acknowledged at an earlier place

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from magnetar.broker.admin.forwarding import in_thread
 from magnetar.broker.admin.paths import encoded, split_end
-from magnetar.broker.admin.topics import REFUSALS, shown
+from magnetar.broker.admin.topics import PROPERTIES_FULL, REFUSALS, shown
 from magnetar.broker.calls import call_each
 from magnetar.broker.errors import IsPartitioned
 from magnetar.broker.operations import partitions
@@ -85,7 +85,11 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
         name = namespace_name(tenant, namespace)
         return await partitions.list_partitioned_topics(broker, name, domain)
 
-    @router.put(one + "/partitions", status_code=204, responses={406: _COUNTS, 409: _EXISTS})
+    @router.put(
+        one + "/partitions",
+        status_code=204,
+        responses={406: _COUNTS, 409: _EXISTS, 507: PROPERTIES_FULL},
+    )
     async def create(tenant: str, namespace: str, topic: str, wanted: _Wanted) -> None:
         """Create a topic with this many partitions."""
         name = topic_name(tenant, namespace, topic, domain)

@@ -33,7 +33,10 @@ GivenProperties = Annotated[Properties, Body(description="the properties; null: 
 _Key = Annotated[
     str, Query(max_length=PROPERTY_CHARACTERS_MAX, description="the name of the property")
 ]
-_FULL = {"model": Refusal, "description": "The properties of the topic would be too large."}
+PROPERTIES_FULL: dict[str, Any] = {
+    "model": Refusal,
+    "description": "The properties of the topic would be too large.",
+}
 
 
 def topics_router(broker: "Broker") -> APIRouter:
@@ -55,7 +58,7 @@ def topics_router(broker: "Broker") -> APIRouter:
     @router.put(
         "/{tenant}/{namespace}/{topic}",
         status_code=204,
-        responses={409: _EXISTS, 507: _FULL},
+        responses={409: _EXISTS, 507: PROPERTIES_FULL},
     )
     async def create_topic(
         tenant: str, namespace: str, topic: str, given: GivenProperties = None
@@ -69,7 +72,11 @@ def topics_router(broker: "Broker") -> APIRouter:
         """Show the properties of a topic."""
         return await properties.topic_properties(broker, topic_name(tenant, namespace, topic))
 
-    @router.put("/{tenant}/{namespace}/{topic}/properties", status_code=204, responses={507: _FULL})
+    @router.put(
+        "/{tenant}/{namespace}/{topic}/properties",
+        status_code=204,
+        responses={507: PROPERTIES_FULL},
+    )
     async def set_properties(
         tenant: str, namespace: str, topic: str, given: GivenProperties = None
     ) -> None:

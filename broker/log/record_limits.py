@@ -37,8 +37,12 @@ record has at most 980 KiB. The notes of Spark's sinks, which are properties of 
 most 10 KiB more (`broker/session/batch_notes.py`)."""
 
 PROPERTIES_BYTES_MAX: Final = 8 << 10
-"""The maximum size of the names and values of the properties that administrators give to a topic. A
-record of the maximum size has space for them."""
+"""The maximum size of the properties that administrators give to a topic, with PROPERTY_BYTES for
+each of them. A record of the maximum size has space for them."""
+
+PROPERTY_BYTES: Final = 16
+"""The maximum size of a property in the record without its name and value: five bytes that mark it
+as an administrator's property (`broker/operations/properties.py`), tags and lengths."""
 
 LEDGERS_PER_STEP: Final = 500
 """Each time a topic's record gets this many more ledgers, the topic's next ledgers may be
@@ -56,26 +60,40 @@ def require_ledger_capacity(name: TopicName, ledgers: int) -> None:
         raise TopicFull(str(name), f"it has {ledgers} ledgers, which is the limit")
 
 
-def require_properties_fit(name: TopicName, properties: Mapping[str, str]) -> None:
-    """Raise TopicFull if these properties of an administrator are too large for the record."""
-    size = sum(len(f"{key}{value}".encode()) for key, value in properties.items())
-    if size > PROPERTIES_BYTES_MAX:
+def require_properties_fit(
+    name: TopicName, properties: Mapping[str, str], *, before: Mapping[str, str]
+) -> None:
+    """Raise TopicFull if these properties of an administrator are too large for the record. Accept
+    them if they are not larger than the properties `before`: an earlier version had no limit for
+    partitioned topics, and their administrators must be able to remove properties."""
+    size = _properties_size(properties)
+    if size > PROPERTIES_BYTES_MAX and size > _properties_size(before):
         why = f"its properties would have {size} bytes; the limit is {PROPERTIES_BYTES_MAX}"
         raise TopicFull(str(name), why)
+
+
+def _properties_size(properties: Mapping[str, str]) -> int:
+    return sum(len(f"{key}{value}".encode()) + PROPERTY_BYTES for key, value in properties.items())
 
 
 def with_subscription(
     name: TopicName, record: TopicRecord, subscription: str, begin: SubscriptionRecord
 ) -> TopicRecord:
-    """The record with one more subscription. Raises TopicFull."""
+    """The record with one more subscription, or with a changed one. Raises TopicFull if the
+    subscriptions would be too large, and larger than they are: the states that a topic writes when
+    it closes may already exceed the limit."""
     subscriptions = {**record.subscriptions, subscription: begin}
     if _size_at_most(subscriptions) <= SUBSCRIPTIONS_BYTES_MAX:
         return replace(record, subscriptions=subscriptions)
-    size = len(encode_topic(TopicRecord(epoch=0, subscriptions=subscriptions)))
-    if size > SUBSCRIPTIONS_BYTES_MAX:
+    size = _encoded_size(subscriptions)
+    if size > SUBSCRIPTIONS_BYTES_MAX and size > _encoded_size(record.subscriptions):
         why = f"its subscriptions would have {size} bytes; the limit is {SUBSCRIPTIONS_BYTES_MAX}"
         raise TopicFull(str(name), why)
     return replace(record, subscriptions=subscriptions)
+
+
+def _encoded_size(subscriptions: Mapping[str, SubscriptionRecord]) -> int:
+    return len(encode_topic(TopicRecord(epoch=0, subscriptions=subscriptions)))
 
 
 def _size_at_most(subscriptions: Mapping[str, SubscriptionRecord]) -> int:

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from magnetar.broker.calls import call_each
+from magnetar.broker.log.record_limits import require_properties_fit
 from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
 from magnetar.broker.operations.model import (
     PartitionedMetadata,
@@ -43,7 +44,9 @@ class Ask(Protocol):
 async def create_partitioned_topic(
     broker: Broker, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
 ) -> None:
-    """Create a partitioned topic. Raises InvalidPartitionCount, ReservedName, TopicExists."""
+    """Create a partitioned topic. Raises InvalidPartitionCount, ReservedName, TopicExists,
+    TopicFull."""
+    require_properties_fit(name, properties or {}, before={})
     await broker.create_partitioned_topic(name, partitions, properties or {})
 
 

@@ -34,7 +34,7 @@ async def create_topic_with(broker: Broker, name: TopicName, properties: Mapping
     NOTE: the properties are written after the topic's record. If the second write fails, the topic
     exists without properties, and `set_topic_properties` adds them.
     """
-    require_properties_fit(name, properties)
+    require_properties_fit(name, properties, before={})
     await create_topic(broker, name)
     if properties:
         await set_topic_properties(broker, name, properties)
@@ -87,7 +87,7 @@ async def set_subscription_properties(
 async def _change(broker: Broker, name: TopicName, change: Change) -> None:
     def changed(found: Mapping[str, str]) -> Mapping[str, str]:
         properties = change(dict(found))
-        require_properties_fit(name, properties)
+        require_properties_fit(name, properties, before=found)
         return properties
 
     def changed_in_record(found: Mapping[str, str]) -> Mapping[str, str]:

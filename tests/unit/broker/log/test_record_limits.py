@@ -21,9 +21,12 @@ from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.record_limits import (
     LEDGERS_MAX,
     LEDGERS_PER_STEP,
+    PROPERTIES_BYTES_MAX,
     SUBSCRIPTIONS_BYTES_MAX,
     ledger_size_factor,
+    require_properties_fit,
 )
+from magnetar.broker.operations.properties import PREFIX
 from magnetar.broker.refusal import code_of
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.metadata.codec import decode_topic, encode_topic
@@ -115,6 +118,43 @@ async def test_ledgers_grow_with_their_number() -> None:
         assert counts == [10, 10, 0]  # the record has no entry count of the open ledger
         confirmed = topic.log.confirmed
     assert confirmed.entry == 4
+
+
+@pytest.mark.parametrize("value", ["", "x", "x" * 200])
+def test_the_properties_of_administrators_take_no_more_than_their_limit(value: str) -> None:
+    """Also many properties, each of which takes more bytes than its name and value."""
+    fitting: dict[str, str] = {}
+    refused: TopicFull | None = None
+    while refused is None:
+        properties = {**fitting, chr(len(fitting)): value}
+        try:
+            require_properties_fit(TOPIC, properties, before=fitting)
+        except TopicFull as error:
+            refused = error
+        else:
+            fitting = properties
+    assert f"the limit is {PROPERTIES_BYTES_MAX}" in str(refused)
+    stored = {f"{PREFIX}{name}": value for name, value in fitting.items()}
+    empty = len(encode_topic(TopicRecord(0)))
+    assert len(encode_topic(TopicRecord(0, properties=stored))) - empty <= PROPERTIES_BYTES_MAX
+
+
+async def test_a_subscription_above_the_limit_can_get_smaller_properties() -> None:
+    """The state that a cursor writes into the record when the topic closes may exceed the limit."""
+    world = ClusterState()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*map(str, range(100)))
+        await cursors.ensure("first", EARLIEST, {"note": "x" * (SUBSCRIPTIONS_BYTES_MAX - 200)})
+        second = await cursors.ensure("second", EARLIEST, {"note": "xx"})
+        second.acknowledge([position for _, position in topic.appended][1::2])
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        with pytest.raises(TopicFull, match="subscriptions"):
+            await cursors.set_properties("second", {"note": "xxx"})
+        for properties in ({"note": "yy"}, {}):
+            await cursors.set_properties("second", properties)
+            second = cursors.get("second")
+            assert second is not None
+            assert second.properties == properties
 
 
 async def test_subscriptions_have_a_size_limit_of_their_own() -> None:

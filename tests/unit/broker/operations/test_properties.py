@@ -11,7 +11,7 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
-from magnetar.broker.log.record_limits import PROPERTIES_BYTES_MAX
+from magnetar.broker.log.record_limits import PROPERTIES_BYTES_MAX, PROPERTY_BYTES
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
 
@@ -109,21 +109,34 @@ async def test_a_partitioned_topic_has_its_own_properties() -> None:
 
 @pytest.mark.parametrize("partitioned", [False, True])
 async def test_too_large_properties_of_a_topic_are_refused(partitioned: bool) -> None:
-    large = {"a": "x" * (PROPERTIES_BYTES_MAX - 1)}
+    large = {"a": "x" * (PROPERTIES_BYTES_MAX - PROPERTY_BYTES - 1)}
+    too_large = {"a": large["a"] + "x"}
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         if partitioned:
-            await put(admin, f"{T}/partitions", 2)
+            body = {"partitions": 2, "properties": too_large}
+            refused = await admin.put(f"{T}/partitions", json=body)
         else:
-            refused = await admin.put(T, json={**large, "b": ""})
-            assert refused.status_code == 507
-            assert (await admin.get(OF_TOPIC)).status_code == 404, "no topic was created"
-            await put(admin, T)
+            refused = await admin.put(T, json=too_large)
+        assert refused.status_code == 507
+        assert (await admin.get(OF_TOPIC)).status_code == 404, "no topic was created"
+        await put(admin, f"{T}/partitions" if partitioned else T, 2 if partitioned else None)
         await put(admin, OF_TOPIC, large)
         refused = await admin.put(OF_TOPIC, json={"b": "y"})
         assert refused.status_code == 507
         assert refused.json()["error"] == "TopicFull"
         assert f"the limit is {PROPERTIES_BYTES_MAX}" in refused.json()["reason"]
         assert await get(admin, OF_TOPIC) == large
+
+
+async def test_properties_above_the_limit_can_become_smaller() -> None:
+    """An earlier version had no limit for the properties of partitioned topics."""
+    large = dict.fromkeys("abc", "x" * PROPERTIES_BYTES_MAX)
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await broker.broker.create_partitioned_topic(TopicName.parse("t"), 2, large)
+        assert (await admin.put(OF_TOPIC, json={"d": ""})).status_code == 507
+        await put(admin, OF_TOPIC, {"a": ""})
+        assert (await admin.delete(OF_TOPIC, params={"key": "b"})).status_code == 204
+        assert await get(admin, OF_TOPIC) == {"a": "", "c": large["c"]}
 
 
 async def test_properties_of_a_subscription_are_replaced_and_durable() -> None:

@@ -1,7 +1,8 @@
 """Requests to the admin API of a broker in the test's process, without a port.
 
-Building the app takes a second, so the tests share one app, one after the other, each with a broker
-of its own.
+Building an app takes half a second, so the tests share apps, one test after the other, each with a
+broker of its own. The apps are built at import: on a busy machine the brokers of a test would stand
+still for longer than their deadlines while the test builds one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ class _Present:
         return getattr(self.broker, name)
 
 
-_FREE: Final[list[tuple[_Present, App]]] = []
+def _built() -> tuple[_Present, App]:
+    present = _Present()
+    return present, admin_app(cast("Broker", present))
+
+
+_FREE: Final = [_built() for _ in range(2)]  # one for each of two brokers in a test
 
 
 @asynccontextmanager
@@ -39,10 +45,7 @@ async def admin_of(
     broker: RunningBroker, below: str = "/admin/v2/persistent"
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Paths of requests are `below` this one. An exception that no handler takes is raised here."""
-    if not _FREE:
-        present = _Present()
-        _FREE.append((present, admin_app(cast("Broker", present))))
-    present, app = _FREE.pop()
+    present, app = _FREE.pop() if _FREE else _built()
     present.broker = broker.broker
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://here{below}") as client:

@@ -3,8 +3,9 @@
 Topics count their messages and bytes for other purposes, too; only the publish latency is recorded
 for these metrics alone. The broker reads the topics in slices, between which the event loop does
 other work. So the figures of two topics may be some milliseconds apart. A thread makes the metrics
-from the figures. The number of series is limited. The topics that were opened first have series of
-their own; the other topics count only in the metrics of the broker and in `pulsar_topics_count`.
+from the figures. The number of series is limited. Topics that were opened earlier get series of
+their own first; topics whose series do not fit count only in the metrics of the broker and in
+`pulsar_topics_count`.
 
 When `exposeTopicLevelMetricsInPrometheus` is false, the broker exposes metrics of namespaces
 instead of topics, as Pulsar does, but only the gauges. A namespace or a broker has no counters,
@@ -391,7 +392,8 @@ def _sums(figures: Sequence[_Figures]) -> list[float]:
 
 
 def _shown(figures: Sequence[_Figures], series_max: int) -> list[_Figures]:
-    """Return the topics whose series fit into `series_max`, the first opened ones first."""
+    """Return the topics whose series fit into `series_max`. Topics that were opened first come
+    first. A topic that does not fit is left out; a later topic with fewer series may still fit."""
     shown, left = [], series_max
     for each in figures:
         series = _TOPIC_SERIES + len(_SUBSCRIPTION_GAUGES) * len(each.subscriptions)

@@ -385,7 +385,7 @@ class OrphanPage(_Statistics):
 
     examined: int
     unreadable: int = Field(
-        description="kept ledgers whose metadata or topic record cannot be read"
+        description="ledgers that stay because their metadata or their topic's record cannot be read; `kept` does not count them"
     )
     deleted: int
     kept: dict[str, int] = Field(description="number of kept ledgers, by reason")

@@ -385,8 +385,8 @@ class OrphanPage(_Statistics):
 
     examined: int
     unreadable: int = Field(
-        description="ledgers that stay because their metadata or the record of their topic cannot be"
-        " read; `kept` does not count them"
+        description="ledgers that stay because their metadata or the record of their topic cannot"
+        " be read; `kept` does not count them"
     )
     deleted: int
     kept: dict[str, int] = Field(description="number of kept ledgers, by reason")

@@ -58,7 +58,8 @@ def _definition(cls: Any) -> Any:
     class, or the symbols of an enum. Two dataclasses or models are never equal."""
     if issubclass(cls, Record):
         return cls.schema_info(set())  # a plain set: this call must not compare again
-    return list(cls.__members__) if issubclass(cls, Enum) else cls
+    # Iteration skips aliases, which are no symbols.
+    return [it.name for it in cls] if issubclass(cls, Enum) else cls
 
 
 def _path(cls: Any) -> str:

@@ -237,6 +237,16 @@ def test_records_of_one_name_with_the_same_fields_share_a_definition() -> None:
     assert json.loads(schema.schema_info().schema())["fields"][1] == {"name": "y", "type": "Item"}
 
 
+def test_enums_of_one_name_with_the_same_symbols_share_a_definition() -> None:
+    """An alias of a member is no symbol."""
+    one, other = Enum("Item", {"a": 1}), Enum("Item", {"a": 1, "alias": 1})
+    schema = ours.JsonSchema(make_dataclass("Both", [("x", one), ("y", other)]))
+    assert json.loads(schema.schema_info().schema())["fields"] == [
+        {"name": "x", "type": {"type": "enum", "name": "Item", "symbols": ["a"]}},
+        {"name": "y", "type": "Item"},
+    ]
+
+
 @pytest.mark.parametrize(
     "schema", [ours.StringSchema(), ours.BytesSchema(), ours.JsonSchema(Inner)]
 )

@@ -42,7 +42,7 @@ class Scope:
         await self._opened.wait()
 
     def check_open(self) -> None:
-        """Raise AlreadyClosed if the scope has ended."""
+        """Raise AlreadyClosed if the scope was not opened, or has begun to end."""
         if self._task is None or self._task.done() or self._task.cancelling():
             raise AlreadyClosed("the client was closed")
 
@@ -98,4 +98,4 @@ class Scope:
                 if task.cancelling() == cancellations:
                     raise  # this task was not cancelled: another call would fail, too
             else:
-                return  # the task ends now, so the cancellation is not lost
+                return  # the task ends now, as the cancellations asked

@@ -2,9 +2,10 @@
 ended.
 
 An ack quorum is enough to end a ledger; the other bookies may still be receiving its last entries.
-A bookie never stores these entries if its connection breaks now, or if its first-add check came too
-late. Without these acks, only a comparison of all replicas would find the gap. So the process waits
-for these acks as long as for any ack, and notes the entries without an ack for repair.
+A bookie never stores these entries if its connection breaks now, or if it gets its first add of the
+ledger only after the metadata says that the ledger is closed (`first_add_check.py`). If the process
+did not wait for these acks, only a comparison of all replicas would find the gap. So it waits for
+them as long as for any ack, and notes the entries without an ack for repair.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ of each seat. An entry is written to the `write_quorum` (Qw) consecutive seats f
 on, modulo E: its *write set*. The entry may be confirmed once `ack_quorum` (Qa) of these seats hold
 it durably.
 
-Two proofs follow. Both count the seats that could still be exceptions:
+Two proofs follow. Both show that the other seats of a write set are too few to confirm an entry:
 
 - *Absence*: an entry was never confirmed if Qw - Qa + 1 seats of its write set answer that they
   do not have it. The other seats are fewer than Qa.
@@ -108,8 +108,8 @@ class Quorum:
     def cover(self, first: int, usable: Seats) -> list[tuple[int, int, int]] | None:
         """Return the seats from which to read all entries from `first` on, as (offset, length,
         seat). A seat holds `length` entries from `first + offset` on, and again after every
-        `ensemble_size` entries. Each entry is read from one seat. None: no usable seat holds some
-        entry."""
+        `ensemble_size` entries. Each entry is read from one seat. None: at least one
+        entry is on no usable seat."""
         parts: list[tuple[int, int, int]] = []
         offset = 0
         while offset < self.ensemble_size:

@@ -52,7 +52,8 @@ class Watchers:
         return watcher
 
     def call(self, protect: Callable[[Callable[[], None]], None]) -> None:
-        """Call every watcher, thousands of them in slices. `protect` runs the later slices."""
+        """Call every watcher. If there are more than CALLED_PER_TURN, call them in slices, of which
+        `protect` runs all but the first, because no caller is there to handle their errors."""
         if len(self._all) <= CALLED_PER_TURN and not self._waiting:
             for watcher in tuple(self._all):
                 watcher.callback()

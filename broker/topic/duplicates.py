@@ -16,9 +16,9 @@ last chunk is durable. Until then the stage distinguishes chunks by the message'
 number of the chunk.
 
 `Sequences` may forget a producer in the step in which its entries become durable. So the stage
-remembers the stored sequence id of each producer itself until the next `forget_idle`. Otherwise, if
-a run has the same entry twice and the stage lets the second one wait for the first, the stage would
-no longer find that the first one is stored, and the wait would never end.
+remembers the stored sequence id of each producer itself until the next `forget_idle`. If a run has
+the same entry twice, the second one waits for the first, and the stage decides again when the first
+is stored. Without that memory, the stage would decide each time that the second one must wait.
 
 This must be the last stage: it counts every entry that passes as in flight to the log.
 """
@@ -85,7 +85,8 @@ class _Progress:
             chunked.publish = None
         while passed and passed[0][1].unknown == 0:
             passed.popleft()
-        while passed and passed[-1][1].unknown == 0:  # the publish's producer was closed
+        # The producer of the last publish was closed: its outcome is known before earlier ones.
+        while passed and passed[-1][1].unknown == 0:
             passed.pop()
 
 
@@ -144,7 +145,7 @@ class DuplicatesStage:
                 elif progress is not None:
                     _on_chunk_stored(progress, view.chunk)
         else:
-            stored = max(stored, sends.sequence_ids[stop - 1])  # the sequence ids of a run rise
+            stored = max(stored, sends.sequence_ids[stop - 1])  # ids of appended entries rise
         sequences.put(name, stored, at, ms)
         if progress is not None:
             progress.stored = stored
@@ -224,7 +225,9 @@ class _Decision:
             if chunk.index <= known.stored:
                 return Duplicate(1, number)
             if chunk.index <= known.reached:
-                assert known.publish is not None, "a chunk without an outcome belongs to no publish"
+                assert known.publish is not None, (
+                    "the publish of a chunk without an outcome is forgotten"
+                )
                 return Wait(None if self._appended else known.publish)
         elif number <= self._through:
             return self._wait()

@@ -5,8 +5,9 @@ while other producers were connected. When the last of these leaves, the first o
 their place. The topic's epoch rises with each new exclusive producer, and is durable before that
 producer learns of it. So a former producer that returns is recognised and fenced.
 
-A connected producer that blocks a new one is probed first. If its client does not answer, the
-producer is evicted and the new producer is admitted.
+A producer, connected or waiting, that blocks a new one is probed first. If its client does not
+answer, the producer is evicted and the new producer is admitted. If the new producer is the same
+one after a reconnect, the former one is evicted without a probe.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ class ProducerAdmission:
         self._disconnector.start(self.stop(), lambda handle: handle.evict(reason))
 
     def resume(self, now: float) -> None:
-        """Let the producers that hold publishes continue: an outcome is known, or a gate is
-        open."""
+        """Let the producers that hold publishes continue: the outcome of a publish is known, or the
+        publish rate admits more."""
         if self.holding and not self._is_resuming and self.holding.resume(now):
             self._is_resuming = True
             self._spawn(self._resume_rest())

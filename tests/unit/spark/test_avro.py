@@ -1,20 +1,32 @@
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import struct
 from datetime import UTC, date, datetime
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 
-from magnetar.spark.avro import InvalidAvroSchema, avro_decoder, parse_avro_schema
+from magnetar.spark.avro import (
+    EMPTY_FREE,
+    EMPTY_PER_BYTE,
+    ROWS_MAX,
+    InvalidAvroSchema,
+    avro_decoder,
+    parse_avro_schema,
+)
 from magnetar.spark.type_limits import LEVELS_MAX
 from magnetar.spark.values import decode_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RECORD = {
     "type": "record",
@@ -113,7 +125,7 @@ def test_any_bytes_are_a_value_or_a_bad_record(payload: bytes) -> None:
         (["null", "long"], number(2), "no branch"),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, number(1), "no symbol"),
         ({"type": "fixed", "name": "F", "size": 9}, b"1", "longer than the payload"),
-        ({"type": "array", "items": "null"}, number(2**50), "more than 1000000 items"),
+        ({"type": "array", "items": "null"}, number(2**50), "more than 1512 values without bytes"),
         ({"type": "long", "logicalType": "timestamp-millis"}, number(2**62), ""),
         (
             {"type": "long", "logicalType": "timestamp-millis"},
@@ -134,6 +146,73 @@ def test_a_bad_payload_is_named(schema: Any, payload: bytes, reason: str) -> Non
     assert reason in bad[0]
 
 
+def arrays_of(items: Any) -> Any:
+    return {"type": "array", "items": {"type": "array", "items": items}}
+
+
+WIDE = {
+    "type": "record",
+    "name": "W",
+    "fields": [{"name": f"f{at}", "type": "null"} for at in range(500)],
+}
+"""A record of 501 values without bytes: itself, and its fields."""
+
+
+@pytest.mark.parametrize(
+    ("schema", "item", "empties"),
+    [
+        (arrays_of("null"), number(500) + number(0), 500),
+        (arrays_of({"type": "fixed", "name": "F", "size": 0}), number(500) + number(0), 500),
+        (arrays_of(WIDE), number(1) + number(0), 501),
+        (arrays_of(["null", WIDE]), number(1) + number(1) + number(0), 501),
+        ({"type": "array", "items": {"type": "map", "values": WIDE}},
+         number(1) + text("k") + number(0), 501),
+    ],
+)  # fmt: skip
+def test_the_values_without_bytes_of_one_message_are_limited(
+    schema: Any, item: bytes, empties: int
+) -> None:
+    """Each inner array is small. The limit is for all of them together."""
+
+    def payload(items: int) -> bytes:
+        return number(items) + item * items + number(0)
+
+    fitting = max(n for n in range(200) if n * empties <= limit(payload(n)))
+    values, bad = decoded(schema, payload(fitting), payload(fitting + 1))
+    assert len(values[0]) == fitting
+    reason = f"the payload has more than {limit(payload(fitting + 1))} values without bytes"
+    assert bad == {1: reason}
+
+
+def limit(payload: bytes) -> int:
+    return EMPTY_FREE + EMPTY_PER_BYTE * len(payload)
+
+
+def test_an_array_of_values_with_bytes_has_no_other_limit_than_the_payload() -> None:
+    count = 1_100_000
+    avro = parse_avro_schema('{"type": "array", "items": "boolean"}')
+    kind = to_arrow_type(avro.spark, timezone="UTC")
+    payload = number(count) + b"\x01" * count + number(0)
+    [value] = avro_decoder(avro, kind)(pa.array([payload], pa.binary()))
+    assert len(value) == count
+
+
+def test_records_of_the_maximum_depth_fit_the_limit_of_values_without_bytes() -> None:
+    """Each record counts as a value without bytes."""
+    schema = {"type": "array", "items": records(LEVELS_MAX - 3, optional=False)}
+    count = 1_000
+    values, bad = decoded(schema, number(count) + number(5) * count + number(0))
+    assert not bad
+    assert len(values[0]) == count
+
+
+def test_the_rows_keep_their_order_beyond_the_rows_that_are_decoded_at_once() -> None:
+    count = 2 * ROWS_MAX + 1
+    values, bad = decoded("long", *(number(at) for at in range(count)))
+    assert values == list(range(count))
+    assert not bad
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -146,11 +225,80 @@ def test_a_bad_payload_is_named(schema: Any, payload: bytes, reason: str) -> Non
         {"type": "enum", "name": "E"},
         {"type": "fixed", "name": "F", "size": -1},
         {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
+        {"type": "record", "name": "R", "fields": [{"type": "int"}]},
+        {"type": "record", "name": "R", "fields": [{"name": 7, "type": "int"}]},
+        {"type": "record", "name": "R", "fields": [{"name": "\ud800", "type": "int"}]},
+        {"type": "record", "name": "R", "fields": [{"name": "f", "type": "int"}] * 2},
+        {"type": "record", "name": "R", "namespace": [], "fields": []},
+        {"type": "strange", "logicalType": []},
     ],
 )
 def test_a_schema_that_cannot_be_read_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidAvroSchema):
         parse_avro_schema(json.dumps(schema))
+
+
+@pytest.mark.parametrize("logical", [[], {}, None, 7, "strange"])
+def test_an_unknown_logical_type_is_read_as_its_base_type(logical: Any) -> None:
+    assert decoded({"type": "long", "logicalType": logical}, number(5)) == ([5], {})
+
+
+def test_a_namespace_of_null_is_that_of_the_outer_type() -> None:
+    inner = {"type": "enum", "name": "E", "namespace": None, "symbols": ["A"]}
+    schema = record("R", inner, "air.E") | {"namespace": "air"}
+    assert decoded(schema, number(0) * 2) == ([{"f0": "A", "f1": "A"}], {})
+
+
+NOT_EXPECTED: Any = [
+    None, True, 0, -1, 1.5, 2**70, "", "x", "null", "int", "State", "\ud800", [], {}, [[]],
+    ["null"], ["null", "int"], ["int", "string"], {"type": []}, {"type": "array"}, {"type": "map"},
+    {"type": "array", "items": "null"}, {"type": "fixed", "name": "Z", "size": 0},
+]  # fmt: skip
+KEYS = [
+    "type", "name", "namespace", "symbols", "size", "items", "values", "fields", "logicalType",
+]  # fmt: skip
+
+
+def paths(tree: Any) -> Iterator[tuple[Any, ...]]:
+    """The path of each part of a JSON tree."""
+    yield ()
+    keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in keys:
+        for path in paths(tree[key]):
+            yield key, *path
+
+
+def changed(tree: Any, chooser: Random) -> Any:
+    """A copy of a JSON tree with one to three changes."""
+    tree = copy.deepcopy({"root": tree})
+    for _ in range(chooser.randint(1, 3)):
+        *way, last = chooser.choice([path for path in paths(tree) if path])
+        parent = tree
+        for key in way:
+            parent = parent[key]
+        new = copy.deepcopy(chooser.choice(NOT_EXPECTED))
+        match chooser.randrange(3):
+            case 0 if way:
+                del parent[last]
+            case 1 if isinstance(parent, dict) and way:
+                parent[chooser.choice(KEYS)] = new
+            case _:
+                parent[last] = new
+    return tree["root"]
+
+
+@settings(max_examples=500)
+@given(st.integers(0))
+def test_a_changed_schema_is_refused_or_decodes_any_bytes(seed: int) -> None:
+    chooser = Random(seed)
+    try:
+        avro = parse_avro_schema(json.dumps(changed(RECORD, chooser)))
+    except InvalidAvroSchema:
+        return
+    kind = to_arrow_type(avro.spark, timezone="UTC")
+    payloads = pa.array([flight(), chooser.randbytes(20), None], pa.binary())
+    values, _ = decode_values(payloads, avro_decoder(avro, kind), kind)
+    assert len(values) == 3
 
 
 def record(name: str, *kinds: Any) -> dict[str, Any]:
@@ -166,8 +314,10 @@ def maps(depth: int) -> Any:
     return {"type": "map", "values": maps(depth - 1)} if depth else "int"
 
 
-def records(depth: int) -> Any:
+def records(depth: int, *, optional: bool = True) -> Any:
     """Records that are defined beside each other, each with a field of the one before it."""
+    if not optional:
+        return record(f"R{depth}", records(depth - 1, optional=False)) if depth else "int"
     defined = [record(f"R{at}", ["null", f"R{at - 1}" if at else "int"]) for at in range(depth)]
     return record("R", *defined)
 

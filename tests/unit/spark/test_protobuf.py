@@ -5,13 +5,14 @@ import json
 import pickle
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 
@@ -25,6 +26,11 @@ from magnetar.spark.protobuf import (
 )
 from magnetar.spark.type_limits import LEVELS_MAX
 from magnetar.spark.values import decode_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.message import Message
 
 KINDS = {
     "number": Field.TYPE_INT32,
@@ -221,6 +227,9 @@ def _cycle(length: int = 3000) -> list[descriptor_pb2.FileDescriptorProto]:
         ('{"fileDescriptorSet": "*", "rootMessageTypeName": "a"}', "not a definition"),
         ('{"fileDescriptorSet": "AAAA", "rootMessageTypeName": "a"}', "not a definition"),
         ('{"rootMessageTypeName": "a"}', "fileDescriptorSet"),
+        ('{"fileDescriptorSet": [], "rootMessageTypeName": "a"}', "not a definition"),
+        ('{"fileDescriptorSet": "", "rootMessageTypeName": {}}', "not a definition"),
+        ('{"fileDescriptorSet": "", "rootMessageTypeName": "\\ud800"}', "not a definition"),
         (definition("air.Train", timestamp_file(), flight_file()), "air.Train"),
         (definition("air.Flight", flight_file()), "'google/protobuf/timestamp.proto' is missing"),
         (definition("a.A", *_cycle()), "imports itself"),
@@ -243,3 +252,68 @@ def test_fields_are_matched_by_name_with_the_columns_type() -> None:
     payload = FLIGHT.message(text="a", number=3, flag=True).SerializeToString()  # type: ignore[call-arg]
     values = protobuf_decoder(FLIGHT, kind)(pa.array([payload, None], pa.binary()))
     assert values.to_pylist() == [{"text": "a", "new": None, "number": 3}, None]
+
+
+TEXTS = [
+    "", "x", "key", "value", ".air.Stop", ".air.State", ".air.Flight", ".air.Flight.PlacesEntry",
+    ".google.protobuf.Timestamp", "air", "air.proto", "proto2", "proto3", "editions", "é", "a.b",
+]  # fmt: skip
+NUMBERS = [0, 1, 2, 3, -1, 19_000, 2**29 - 1, 2**31 - 1]
+
+
+def parts(message: Message) -> Iterator[Message]:
+    """The message, and all messages in it."""
+    yield message
+    for field, found in message.ListFields():
+        if field.message_type is not None:
+            for part in found if field.is_repeated else [found]:
+                yield from parts(part)
+
+
+def change(message: Any, chooser: Random) -> None:
+    """Change one field of a message of `descriptor.proto`."""
+    field = chooser.choice(message.DESCRIPTOR.fields)
+    is_message = field.message_type is not None
+    new = (
+        chooser.choice(TEXTS)
+        if field.type == field.TYPE_STRING
+        else chooser.choice(field.enum_type.values).number
+        if field.enum_type is not None
+        else b"x"
+        if field.type == field.TYPE_BYTES
+        else chooser.choice(NUMBERS)
+        if field.type in (field.TYPE_INT32, field.TYPE_INT64)
+        else 1
+    )
+    found = getattr(message, field.name)
+    match chooser.randrange(3):
+        case 0:
+            message.ClearField(field.name)
+        case 1 if field.is_repeated and found:
+            del found[chooser.randrange(len(found))]
+        case _ if is_message and field.is_repeated:
+            found.add().CopyFrom(chooser.choice([*found]))
+        case _ if is_message:
+            found.SetInParent()
+        case _ if field.is_repeated:
+            found.append(new)
+        case _:
+            setattr(message, field.name, new)
+
+
+@settings(max_examples=500)
+@given(st.integers(0))
+def test_a_changed_definition_is_refused_or_decodes_any_bytes(seed: int) -> None:
+    chooser = Random(seed)
+    files = descriptor_pb2.FileDescriptorSet(file=[timestamp_file(), flight_file()])
+    for _ in range(chooser.randint(1, 3)):
+        change(chooser.choice([*parts(files)]), chooser)
+    described = base64.b64encode(files.SerializePartialToString()).decode()
+    text = json.dumps({"fileDescriptorSet": described, "rootMessageTypeName": "air.Flight"})
+    try:
+        kind = parse_protobuf_schema(text)
+    except InvalidProtobufSchema:
+        return
+    places = b"\xca\x01\x06\x0a\x01x\x12\x01\x00"
+    values, _ = decoded(kind, places, chooser.randbytes(20), None)
+    assert len(values) == 3

@@ -108,6 +108,11 @@ def archive(
     show(compared, path)
     if incremental:
         typer.echo(f"This run added {done.new:,} messages")
+        for name, count in done.earlier.items():
+            typer.echo(
+                f"{name}: the archive also holds {count:,} messages of an earlier topic of this"
+                " name, which was deleted; they are not compared"
+            )
     if not all(part.equal for part in compared):
         raise typer.Exit(ExitCode.FAILED)
     typer.echo(f"To read the archive: spark.read.parquet({str(path.absolute())!r})")

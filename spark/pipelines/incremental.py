@@ -9,25 +9,37 @@ stream, then stops. Spark writes the files of a batch, adds them to the list, th
 as done. A run that is killed before it adds the files to the list leaves unlisted files, and the
 next run repeats the batch. Read the archive with Spark, which reads only listed files. One run at a
 time writes to an archive (flock).
+
+At its end, a run compares the archive with the topics. It compares all messages that a topic still
+has, up to the position in the checkpoint. So it also notices a topic whose messages are all missing
+in the archive. The archive may hold more: messages that the topic has deleted, and messages of an
+earlier topic of the same name, which was deleted and created again. Their ledgers have smaller ids
+than the ledgers that the topic still has, so the comparison leaves them out. Indexes do not tell
+them apart, because the new topic's indexes begin at 0 again.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.pipelines.archive import Compared, compare
-from magnetar.spark.pipelines.reading import messages, own_session, run_to_end
+from magnetar.spark.pipelines.reading import ledger_column, messages, own_session, run_to_end
 from magnetar.spark.pipelines.target import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from magnetar.spark.offsets import Place
 
 BYTES_PER_BATCH: Final = 512 << 20
 POLL_S: Final = 1.0
@@ -38,7 +50,10 @@ class Archived:
     """The report of one run."""
 
     new: int  # messages that this run archived
-    compared: list[Compared]  # one result for each topic, over the whole archive
+    compared: list[Compared]  # one result for each topic: all archived messages that it still has
+    earlier: dict[str, int]
+    """The messages of earlier topics of the same name, by topic. They are not compared. Topics
+    without such messages are left out."""
 
 
 def archive_new(
@@ -77,7 +92,32 @@ def archive_new(
         )
         run_to_end(writer.start)
         archived = _archive(spark, path, rows.schema)
-        return Archived(archived.count() - before, _compare(spark, connection, topics, archived))
+        stored = messages(spark, connection, topics)
+        return Archived(
+            archived.count() - before,
+            _compare(spark, stored, archived, _archived_to(path)),
+            _earlier(stored, archived),
+        )
+
+
+def count_earlier(ledgers: Iterable[tuple[int, int, int, int]]) -> int:
+    """Return how many messages belong to earlier topics of the same name.
+
+    `ledgers`: the id of each ledger, its first and last index, and its messages. In the ledgers of
+    one topic, indexes rise with the ids. A ledger whose indexes do not is the first known ledger of
+    a topic that was created again.
+    """
+    earlier = before = 0
+    highest = -1
+    for _, first, last, count in sorted(ledgers):
+        if first <= highest:
+            earlier = before
+        before += count
+        highest = last
+    return earlier
+
+
+# Mechanics
 
 
 def _placed(rows: DataFrame) -> DataFrame:
@@ -91,18 +131,47 @@ def _archive(spark: SparkSession, path: Path, schema: StructType) -> DataFrame:
     return spark.read.schema(schema).parquet(str(path))
 
 
-def _compare(
-    spark: SparkSession, connection: Mapping[str, str], topics: Sequence[str], archived: DataFrame
-) -> list[Compared]:
-    """Compare the archived messages with the same messages of the topics.
+def _archived_to(path: Path) -> Mapping[str, Place]:
+    """The end of the last batch, for each topic. All batches of a run that has ended are done."""
+    batches = path / "_checkpoint" / "offsets"
+    last = max(int(it.name) for it in batches.iterdir() if it.name.isdigit())
+    # Spark writes a version, then metadata, then the offsets of each source, a line for each.
+    *_, offsets = (batches / str(last)).read_text().splitlines()
+    parsed = parse_offsets(json.loads(offsets))
+    return {} if parsed is None else parsed.places
 
-    Messages that a topic has deleted, and messages after the last archived one, are not compared.
-    """
-    stored = messages(spark, connection, topics)
-    parts = ["__topic", "__partition"]
-    last = archived.groupBy(*parts).agg(F.max("__index").alias("last"))
-    first = stored.groupBy(*parts).agg(F.min("__index").alias("first"))
+
+def _compare(
+    spark: SparkSession, stored: DataFrame, archived: DataFrame, ends: Mapping[str, Place]
+) -> list[Compared]:
+    """Compare the messages that the topics still have, up to `ends`, with the archived ones."""
     columns = stored.columns
-    theirs = archived.join(first, parts).where("__index >= first").select(*columns)
-    ours = stored.join(last, parts).where("__index <= last").select(*columns)
+    places = [(topic, end.ledger, end.index) for topic, end in ends.items()]
+    end = spark.createDataFrame(places, "__topic string, end_ledger bigint, end_index bigint")
+    ours = stored.withColumn("ledger", ledger_column()).join(end, "__topic")
+    # A ledger after the end with smaller indexes belongs to a topic that was created again after
+    # the run had noted the end.
+    ours = ours.where("ledger <= end_ledger and __index < end_index").select(*columns)
+    theirs = archived.withColumn("ledger", ledger_column()).join(_firsts(stored), "__topic")
+    theirs = theirs.where("struct(ledger, __index) >= first").select(*columns)
     return compare(ours, theirs, ["__topic"])
+
+
+def _firsts(stored: DataFrame) -> DataFrame:
+    """The ledger and index of the first message of each topic."""
+    placed = stored.select("__topic", ledger_column().alias("ledger"), "__index")
+    return placed.groupBy("__topic").agg(F.min(F.struct("ledger", "__index")).alias("first"))
+
+
+def _earlier(stored: DataFrame, archived: DataFrame) -> dict[str, int]:
+    ledgers = defaultdict(list)
+    of_ledger = (F.min("__index"), F.max("__index"), F.count("*"))
+    placed = archived.select("__topic", ledger_column().alias("ledger"), "__index")
+    for topic, *found in placed.groupBy("__topic", "ledger").agg(*of_ledger).collect():
+        ledgers[topic].append(tuple(found))
+    for topic, first in _firsts(stored).collect():
+        # A topic that was created again can lack archived messages so far.
+        if all(ledger != first[0] for ledger, *_ in ledgers[topic]):
+            ledgers[topic].append((first[0], first[1], first[1], 0))
+    counts = {topic: count_earlier(found) for topic, found in sorted(ledgers.items())}
+    return {topic: count for topic, count in counts.items() if count}

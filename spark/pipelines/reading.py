@@ -79,6 +79,21 @@ def key_column() -> Column:
     return F.expr("if(is_valid_utf8(cast(__key as string)), cast(__key as string), base64(__key))")
 
 
+def ledger_column() -> Column:
+    """Return the ledger of a message. A message id begins with a byte, then has the ledger as a
+    varint: seven bits in each byte, the lowest ones first. The last byte is below 128."""
+    return F.expr(
+        "aggregate("
+        "  transform(sequence(2, 11),"
+        "    at -> cast(conv(hex(substring(__messageId, at, 1)), 16, 10) as bigint)),"
+        "  named_struct('ledger', 0L, 'bits', 0),"
+        "  (read, byte) -> if(read.bits < 0, read, named_struct("
+        "    'ledger', read.ledger + shiftleft(byte & 127L, read.bits),"
+        "    'bits', if(byte < 128, -1, read.bits + 7))),"
+        "  read -> read.ledger)"
+    )
+
+
 def job_id(job: str, *parts: object) -> str:
     """Return an id of a job, the same for the same parts."""
     digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

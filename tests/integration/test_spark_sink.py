@@ -457,6 +457,75 @@ def test_messages_deleted_between_two_runs_fail_an_archive_unless_they_are_to_be
     assert (done.new, [part.equal for part in done.compared]) == (3, [True])
 
 
+def test_the_archive_of_a_topic_that_was_created_again_is_compared_with_the_new_topic(
+    spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    from magnetar.spark.pipelines.incremental import Archived, archive_new
+
+    def run(*, skip_lost: bool = False) -> Archived:
+        return archive_new(
+            spark,
+            connection={"service.url": url},
+            topics=[topic],
+            path=tmp_path / "archive",
+            skip_lost=skip_lost,
+        )
+
+    name = f"persistent://public/default/{topic}"
+    publish(client, topic, 10)
+    assert run().earlier == {}
+    admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default/{topic}"
+    httpx.delete(admin, timeout=60).raise_for_status()
+    publish(client, topic, 3, first=100)
+    with pytest.raises(Exception, match="the topic was deleted and created again"):
+        run()
+    done = run(skip_lost=True)
+    [part] = done.compared
+    assert (done.new, part.in_topic, part.in_archive, part.equal) == (3, 3, 3, True)
+    assert done.earlier == {name: 10}
+    publish(client, topic, 9, first=200)
+    done = run()
+    [part] = done.compared
+    assert (done.new, part.in_topic, part.in_archive, part.equal) == (9, 12, 12, True)
+    assert done.earlier == {name: 10}
+
+
+def test_a_topic_whose_messages_are_all_missing_in_an_archive_is_a_difference(
+    spark: SparkSession, url: str, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    from magnetar.spark.pipelines.incremental import archive_new
+
+    topics = [topic, f"{topic}-lost"]
+    path = tmp_path / "archive"
+    for name in topics:
+        publish(client, name, 5)
+    archive_new(spark, connection={"service.url": url}, topics=topics, path=path)
+    listed = path / "_spark_metadata"
+    for left in listed.glob(".*.crc"):
+        left.unlink()
+    for batch in listed.iterdir():
+        lines = batch.read_text().splitlines()
+        batch.write_text("\n".join(line for line in lines if f"{topic}-lost" not in line))
+    publish(client, topic, 2)
+    done = archive_new(spark, connection={"service.url": url}, topics=topics, path=path)
+    found = [(part.in_topic, part.in_archive, part.equal) for part in done.compared]
+    assert found == [(7, 7, True), (5, 0, False)]
+
+
+def test_the_ledger_of_a_message_is_found_in_its_id(spark: SparkSession) -> None:
+    from pyspark.sql import functions as F
+
+    from magnetar.protos.pulsar_pb2 import MessageIdData
+    from magnetar.spark.pipelines.reading import ledger_column
+
+    ledgers = [0, 1, 127, 128, 300, 2**14, 2**35 + 7, 2**62 + 5, 2**63 - 1]
+    ids = [(MessageIdData(ledgerId=it, entryId=it % 999).SerializeToString(),) for it in ledgers]
+    rows = spark.createDataFrame(ids, "__messageId binary")
+    assert [row[0] for row in rows.select(ledger_column()).collect()] == ledgers
+    assert rows.agg(F.min(ledger_column())).first() == (0,)
+
+
 def test_a_subscription_keeps_what_an_archive_has_not_read(
     spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
     tmp_path: Path,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from magnetar.cli import spark as spark_jobs
 from magnetar.cli import spark_pipelines
 from magnetar.cli.spark import ROWS_SHOWN_MAX, show
 from magnetar.spark.pipelines.archive import Compared
+from magnetar.spark.pipelines.incremental import Archived
 from magnetar.spark.pipelines.stats import Counted, Statistics
 
 
@@ -44,3 +47,15 @@ def test_keys_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     for key in KEYS:
         assert f"key={key}" in archived
         assert f" {key} " in counts
+
+
+def test_the_report_says_what_is_archived_of_an_earlier_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = Archived(3, [Compared("__topic=t", 3, 3, equal=True)], {"t": 1_200})
+    monkeypatch.setattr(spark_jobs, "require_spark", lambda: None)
+    monkeypatch.setattr(spark_jobs, "_archive_new", lambda *_: done)
+    given = ["archive", "--incremental", "--topic", "t", "--path", "a"]
+    result = CliRunner().invoke(spark_jobs.jobs, given)
+    assert result.exit_code == 0
+    assert "t: the archive also holds 1,200 messages of an earlier topic" in result.output

@@ -11,6 +11,7 @@ import pytest
 from magnetar.demo.delays import Delays
 from magnetar.demo.hours import Streamed, by_hour_of_day, draw, hours_in_file
 from magnetar.spark.errors import TargetBusy, TargetForeign
+from magnetar.spark.pipelines.incremental import count_earlier
 from magnetar.spark.pipelines.reading import job_id
 from magnetar.spark.pipelines.replay import job_of, parquet_files
 from magnetar.spark.pipelines.stats import Counted, Statistics, picture
@@ -52,6 +53,24 @@ def test_a_job_id_depends_on_all_parts_and_is_accepted_by_the_sink() -> None:
     one = job_id("replay", "t", "a 1")
     assert one == job_id("replay", "t", "a 1") != job_id("replay", "t", "a 2")
     assert JOB_ID.fullmatch(one)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "earlier"),
+    [
+        ([], 0),
+        ([(3, 0, 9, 10)], 0),
+        ([(3, 0, 9, 10), (4, 10, 14, 5), (9, 20, 29, 10)], 0),  # a ledger was deleted unread
+        ([(3, 0, 9, 10), (4, 10, 14, 5), (7, 0, 2, 3)], 15),
+        ([(7, 0, 2, 3), (4, 10, 14, 5), (3, 0, 9, 10), (8, 3, 30, 28)], 15),
+        ([(3, 0, 9, 10), (7, 9, 9, 0)], 10),  # no message of the new topic is archived
+        ([(3, 0, 0, 1), (5, 0, 0, 1), (8, 0, 0, 1)], 2),  # created again twice
+    ],
+)
+def test_messages_of_earlier_topics_are_those_before_the_indexes_begin_again(
+    ledgers: list[tuple[int, int, int, int]], earlier: int
+) -> None:
+    assert count_earlier(ledgers) == earlier
 
 
 def test_one_run_at_a_time_writes_to_an_incremental_archive(tmp_path: Path) -> None:

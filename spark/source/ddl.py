@@ -44,6 +44,12 @@ _TYPES: Final[dict[str, DataType]] = {
     "timestamp": TimestampType(),
 }
 _TOKEN: Final = re.compile(r"\s*(?:`([^`]*)`|(\w+)|([<>:,()]))")
+_REFUSALS: Final = (
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+    *(AssertionError, ImportError),  # a name that is no string; a class of a user-defined type
+)
+"""The errors of PySpark's parser of JSON schemas."""
+
 DEPTH_MAX: Final = 32
 CHARACTERS_MAX: Final = 100_000
 
@@ -62,7 +68,7 @@ def parse_schema(text: str) -> StructType:
 def _from_json(text: str) -> StructType:
     try:
         parsed = StructType.fromJson(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _REFUSALS as error:
         raise ValueError(f"is not the JSON of a schema: {error!r}") from None
     require_supported(parsed)
     return parsed
@@ -75,14 +81,21 @@ def require_supported(kind: DataType, depth: int = 0) -> None:
     match kind:
         case StructType():
             for field in kind.fields:
+                if not isinstance(field.metadata, dict):
+                    raise ValueError(f"the metadata of the field {field.name!r} is not an object")
                 require_supported(field.dataType, depth + 1)
         case ArrayType():
             require_supported(kind.elementType, depth + 1)
         case DecimalType():
-            return
+            _require_decimal(kind.precision, kind.scale)
         case _:
             if type(kind) not in {type(known) for known in _TYPES.values()}:
                 raise ValueError(f"{kind.simpleString()} is not supported")
+
+
+def _require_decimal(precision: int, scale: int) -> None:
+    if not 0 < precision <= 38 or not 0 <= scale <= precision:
+        raise ValueError(f"decimal({precision},{scale}) is not a type")
 
 
 class _Parser:
@@ -147,8 +160,7 @@ class _Parser:
             self._expect(",")
             scale = self._number()
         self._expect(")")
-        if not 0 < precision <= 38 or scale > precision:
-            raise ValueError(f"decimal({precision},{scale}) is not a type")
+        _require_decimal(precision, scale)
         return DecimalType(precision, scale)
 
     def _number(self) -> int:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from magnetar.spark.source.ddl import parse_schema
@@ -23,6 +25,12 @@ def test_a_schema_is_parsed_as_spark_does(text: str, parsed: str) -> None:
     assert parse_schema(schema.json()) == schema
 
 
+def of_json(**field: object) -> str:
+    """The JSON of a schema with one field."""
+    field = {"nullable": True, "metadata": {}} | field
+    return json.dumps({"type": "struct", "fields": [field]})
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -39,6 +47,11 @@ def test_a_schema_is_parsed_as_spark_does(text: str, parsed: str) -> None:
         "a int; drop",
         "{}",
         '{"type":"struct","fields":[{"name":"a","type":"binary","nullable":true,"metadata":{}}]}',
+        of_json(name=None, type="long"),
+        of_json(name="a", type="long", metadata="m"),
+        of_json(name="a", type="decimal(39,2)"),
+        of_json(name="a", type="decimal(3,-2)"),
+        of_json(name="a", type={"type": "udt", "pyClass": "no_such_module.Class"}),
         "a " + "array<" * 100 + "int" + ">" * 100,
         "x" * 200_000,
         '{"type":"struct","fields":[' + '{"name":' * 10_000,

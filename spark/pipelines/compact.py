@@ -8,9 +8,10 @@ The newest message of a key is the one with the highest index of its partition. 
 several partitions, for example if partitions were added. Among these, the publish time decides.
 
 The job reads only the messages that exist at its start. With the guarantee dedup, the job's id is
-made of the topics and of the first and last messages. So a job that was killed and is run again
-continues, if no message was published or deleted meanwhile. Otherwise the job begins again. In both
-cases, the newest message of a key comes last.
+made of the topics, the first and last messages, and the first ledger. So a job that was killed
+and is run again continues, if no message was published or deleted meanwhile. Otherwise the job
+begins again. In both cases, the newest message of a key comes last. If the topic was deleted and
+created again, its ledgers differ, so the job begins again, too.
 """
 
 from __future__ import annotations

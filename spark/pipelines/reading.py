@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from functools import reduce
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 START_ATTEMPTS: Final = 5
@@ -52,25 +54,35 @@ def messages(
     return (reader if schema is None else reader.schema(schema)).load()
 
 
+class Extent(NamedTuple):
+    """The messages that a topic or partition has at a moment."""
+
+    first: int  # the index of the first message
+    last: int
+    ledger: int  # of the first message: differs if the topic is deleted and created again
+
+
 def extents(
     spark: SparkSession, connection: Mapping[str, str], topics: Sequence[str]
-) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the indexes of the first and the last message of each topic and partition, by
-    (topic, partition).
+) -> dict[tuple[str, int], Extent]:
+    """Return the messages of each topic and partition, by (topic, partition).
 
     An empty topic is left out.
     """
-    columns = "__topic string, __partition int, __index bigint"
+    columns = "__topic string, __partition int, __messageId binary, __index bigint"
     found = messages(spark, connection, topics, columns).groupBy("__topic", "__partition")
-    rows = found.agg(F.min("__index"), F.max("__index")).collect()
-    return {(row[0], row[1]): (row[2], row[3]) for row in rows}
+    first_id = F.min_by("__messageId", "__index").alias("__messageId")
+    ends = found.agg(F.min("__index").alias("first"), F.max("__index").alias("last"), first_id)
+    rows = ends.select("__topic", "__partition", "first", "last", ledger_column()).collect()
+    return {(row[0], row[1]): Extent(*row[2:]) for row in rows}
 
 
-def within(frame: DataFrame, extents: dict[tuple[str, int], tuple[int, int]]) -> DataFrame:
+def within(frame: DataFrame, extents: dict[tuple[str, int], Extent]) -> DataFrame:
     """Return the messages of these extents. A frame that Spark plans again has the same rows."""
     kept: Column = F.lit(False)
-    for (topic, _), (first, last) in extents.items():
-        kept = kept | ((F.col("__topic") == topic) & F.col("__index").between(first, last))
+    for (topic, _), extent in extents.items():
+        is_in = F.col("__index").between(extent.first, extent.last)
+        kept = kept | ((F.col("__topic") == topic) & is_in)
     return frame.where(kept)
 
 
@@ -81,17 +93,22 @@ def key_column() -> Column:
 
 def ledger_column() -> Column:
     """Return the ledger of a message. A message id begins with a byte, then has the ledger as a
-    varint: seven bits in each byte, the lowest ones first. The last byte is below 128."""
-    return F.expr(
-        "aggregate("
-        "  transform(sequence(2, 11),"
-        "    at -> cast(conv(hex(substring(__messageId, at, 1)), 16, 10) as bigint)),"
-        "  named_struct('ledger', 0L, 'bits', 0),"
-        "  (read, byte) -> if(read.bits < 0, read, named_struct("
-        "    'ledger', read.ledger + shiftleft(byte & 127L, read.bits),"
-        "    'bits', if(byte < 128, -1, read.bits + 7))),"
-        "  read -> read.ledger)"
-    )
+    varint: seven bits in each byte, the lowest ones first. The last byte is below 128.
+
+    The expression has no loop over the bytes, so Spark compiles it to Java.
+    """
+    parts = [
+        F.conv(F.rpad(F.hex(F.substring("__messageId", at, 5)), 10, "0"), 16, 10).cast("bigint")
+        for at in (2, 7)
+    ]
+    read = [
+        F.shiftright(part, 8 * at).bitwiseAND(0xFF) for part in parts for at in reversed(range(5))
+    ]
+    ledger = F.lit(None).cast("bigint")
+    for last in reversed(range(9)):  # 63 bits
+        bits = [F.shiftleft(read[at].bitwiseAND(0x7F), 7 * at) for at in range(last + 1)]
+        ledger = F.when(read[last] < 0x80, reduce(Column.bitwiseOR, bits)).otherwise(ledger)
+    return ledger
 
 
 def job_id(job: str, *parts: object) -> str:

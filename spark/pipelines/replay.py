@@ -1,8 +1,10 @@
 """Writes Parquet files into a topic.
 
 Files with a column `value` hold messages, for example an archive. If they also have a column
-`__index`, the job writes the messages of each key in the order of topic, partition and index. Files
-without a column `value` hold records: each row becomes a JSON object.
+`__index`, the job writes the messages of each key in the order of topic, partition and index. An
+archive can hold messages of two topics of one name, of which the first was deleted. So, with a
+column `__messageId`, the ledger comes before the index. Files without a column `value` hold
+records: each row becomes a JSON object.
 
 With the guarantee dedup, the job's id is made of the topic and of the names and contents of the
 files. A job that was killed and is run again stores only the missing messages. Names and sizes are
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from magnetar.spark.errors import NothingToReplay
-from magnetar.spark.pipelines.reading import TASKS, job_id, own_session, write
+from magnetar.spark.pipelines.reading import TASKS, job_id, ledger_column, own_session, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,7 +96,9 @@ def _arranged(rows: DataFrame) -> DataFrame:
     kept = [name for name in MESSAGE_COLUMNS if name in rows.columns]
     if "__index" not in rows.columns:
         return rows.select(*kept)
-    source = [name for name in ("__topic", "__partition") if name in rows.columns]
+    source = [F.col(name) for name in ("__topic", "__partition") if name in rows.columns]
+    if ("__messageId", "binary") in rows.dtypes:
+        source.append(ledger_column())
     index = F.col("__index").cast("string").cast("binary")
     key = F.coalesce(F.col("__key"), index) if "__key" in rows.columns else index
     placed = rows.repartition(TASKS, key).sortWithinPartitions(*source, "__index")

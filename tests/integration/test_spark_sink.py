@@ -413,7 +413,8 @@ def test_the_messages_of_a_job_stay_the_same_while_others_are_published(
     publish(client, f"{topic}-partition-1", 3)
     stored = extents(spark, {"service.url": url}, [topic])
     name = f"persistent://public/default/{topic}-partition-"
-    assert stored == {(f"{name}0", 0): (0, 9), (f"{name}1", 1): (0, 2)}
+    found = {of: (extent.first, extent.last) for of, extent in stored.items()}
+    assert found == {(f"{name}0", 0): (0, 9), (f"{name}1", 1): (0, 2)}
     publish(client, f"{topic}-partition-1", 4)
     assert within(messages(spark, {"service.url": url}, [topic]), stored).count() == 13
 
@@ -489,6 +490,40 @@ def test_the_archive_of_a_topic_that_was_created_again_is_compared_with_the_new_
     [part] = done.compared
     assert (done.new, part.in_topic, part.in_archive, part.equal) == (9, 12, 12, True)
     assert done.earlier == {name: 10}
+
+
+def test_a_topic_that_was_created_again_is_compacted_again(
+    spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
+    exact: str,
+) -> None:  # fmt: skip
+    from magnetar.spark.pipelines.compact import compact
+
+    admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default/{topic}"
+    for first in (0, 100):  # as many messages as before
+        publish(client, topic, 7, first=first)
+        compact(spark, connection={"service.url": url}, topic=topic, into=exact)
+        httpx.delete(admin, params={"force": "true"}, timeout=60).raise_for_status()
+    assert len(read(spark, url, exact)) == 14
+
+
+def test_a_replay_of_an_archive_of_two_topics_of_one_name_begins_with_the_earlier_topic(
+    spark: SparkSession, url: str, exact: str, tmp_path: Path
+) -> None:
+    from magnetar.protos.pulsar_pb2 import MessageIdData
+    from magnetar.spark.pipelines.replay import replay
+
+    ledgers = [(7, 0), (300, 0), (7, 1), (300, 1)]
+    rows = [
+        (b"%d:%d" % (ledger, index), b"k", MessageIdData(ledgerId=ledger, entryId=0), index)
+        for ledger, index in ledgers
+    ]
+    columns = "value binary, __key binary, __messageId binary, __index bigint"
+    written = [(value, key, id_.SerializeToString(), index) for value, key, id_, index in rows]
+    path = tmp_path / "archive"
+    spark.createDataFrame(written, columns).coalesce(1).write.parquet(str(path))
+    replay(spark, connection={"service.url": url}, path=path, topic=exact)
+    found = [bytes(row["value"]) for row in read(spark, url, exact)]
+    assert found == [b"7:0", b"7:1", b"300:0", b"300:1"]
 
 
 def test_a_topic_whose_messages_are_all_missing_in_an_archive_is_a_difference(

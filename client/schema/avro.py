@@ -111,6 +111,7 @@ class AvroSchema(Schema):
         except (
             EOFError,
             RecursionError,
+            TypeError,  # a writer's schema with a name of a field that is no string
             *_REFUSALS,
             fastavro.read.SchemaResolutionError,
         ) as error:

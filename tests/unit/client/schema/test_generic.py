@@ -176,6 +176,14 @@ def test_avro_of_other_types_than_records_is_pythons() -> None:
     assert decoded(info, b"\x0e") == 7
 
 
+def test_avro_with_a_field_name_that_is_not_text_is_refused() -> None:
+    """fastavro accepts the schema, and fails when it decodes a payload."""
+    definition = {"type": "record", "name": "R", "fields": [{"name": [], "type": "long"}]}
+    info = SchemaInfo(SchemaType.AVRO, "x", json.dumps(definition))
+    with pytest.raises(ValueError, match="does not fit the Avro schema"):
+        decoded(info, b"\x0e")
+
+
 @pytest.mark.parametrize("payload", [b"", b"5", b"[" * 100_000])
 def test_json_that_is_no_object_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"payload|Expecting"):

@@ -1,9 +1,9 @@
 """Decodes Avro's binary encoding by the writer's schema alone, without an Avro library.
 
-The decoder reads all types of Avro 1.11. It knows the logical types date, timestamp-millis and
-timestamp-micros, and reads other logical types as their base types (uuid as string). A union must
-be of null and one other type. The parser refuses a recursive schema. Types in Spark: record ->
-struct, enum -> string, map -> map, fixed -> binary.
+The decoder knows the logical types date, timestamp-millis and timestamp-micros, and reads other
+logical types as their base types (uuid as string). The parser refuses a recursive schema, and a
+union with more than one type besides null. Types in Spark: record -> struct, enum -> string, map ->
+map, fixed -> binary.
 
 A value must fill its payload. Bytes after the value, lengths beyond the payload and invalid indexes
 are errors (ValueError). So are more values without bytes than `EMPTY_FREE` and `EMPTY_PER_BYTE`

@@ -72,7 +72,8 @@ def archive_new(
     subscription, a topic may delete messages between two runs. Then the run fails, unless
     `skip_lost` is true.
 
-    Raises TargetBusy, OSError, and Spark's exceptions, which wrap the source's errors.
+    Raises TargetBusy, TargetForeign, OSError, and Spark's exceptions, which wrap the source's
+    errors.
     """
     spark = own_session(spark)
     with locked(path):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _WORD: Final = (1 << 64) - 1
 
-# The bits of the largest batch. An older version stored more bits, which AckState ignores.
+# The bits of the largest batch. An ack set may have more bits, which AckState ignores.
 _ANY_BATCH: Final = (1 << BATCH_MESSAGES_MAX) - 1
 
 
@@ -287,7 +287,7 @@ class AckState:
             self._ledger, self._entry = following
 
     def _forget_below_mark(self, before: Position) -> None:
-        """Drop the bitmaps of the ledgers before the mark, and the ack sets of the entries that
+        """Drop the bitmaps of the ledgers before the mark's, and the ack sets of the entries that
         the mark has passed since `before`. The cost must not grow with the number of ack sets when
         the mark moves by a few entries: a replay moves the mark thousands of times."""
         ledger, last = mark = self.mark_delete

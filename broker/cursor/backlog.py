@@ -1,9 +1,9 @@
 """The backlog of a subscription, in entries and in messages.
 
 The number of entries follows from the positions. The number of messages is computed from message
-indexes: of the end of the log, of the mark, and of the ends of each acknowledged range after the
-mark. In a ledger without batches the index follows from the position. In a ledger with batches only
-the entry has its index, so the entry must be read.
+indexes: of the end of the log, of the mark, and of the ends of each acknowledged range and of each
+partly acknowledged batch after the mark. In a ledger without batches the index follows from the
+position. In a ledger with batches only the entry itself has its index, so the entry must be read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Backlog:
 
 
 def estimate(chain: Chain, state: AckState) -> Backlog:
-    """The backlog without a read. Exact if no ledger with batches is involved."""
+    """The backlog without a read. Exact if the ledgers of the mark and of the acknowledgements
+    after the mark have no batches."""
     mark_index, exact = chain.index_near(state.mark_delete)
     entries = chain.entries(after=state.mark_delete, through=chain.confirmed)
     messages = chain.next_index - 1 - mark_index

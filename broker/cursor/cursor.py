@@ -1,6 +1,7 @@
 """The cursor of one subscription: its acknowledgements and its backlog.
 
-Changes take effect in memory at once. The journal makes the changes of durable cursors durable.
+Acknowledgements and redelivery counts take effect in memory at once. The journal then makes those
+of a durable cursor durable. A reset of a durable cursor takes effect when it is durable.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 class Cursor:
     """Made by `Cursors`.
 
-    Methods with a parameter `done` call it once, with one of these values:
+    A parameter `done` of a method is called once, with one of these values:
 
     - None: the acknowledgement is durable.
     - LogFenced, LogClosed or another LogError: the acknowledgement may be durable or lost.
     - TooManyReceipts: the journal makes the acknowledgement durable, but does not report when.
     - SubscriptionNotFound: the subscription was deleted.
 
-    In a non-durable cursor, the method calls `done(None)` before it returns.
+    For a non-durable cursor, the method calls `done(None)` before it returns.
     """
 
     __slots__ = (
@@ -187,7 +188,8 @@ class Cursor:
         self, position: Position, ack_set: Sequence[int] = (), done: Receipt | None = None
     ) -> bool:
         """Acknowledge everything up to and including `position`, except the messages in `ack_set`,
-        which belong to the batch at `position`. Returns whether the mark moved."""
+        which belong to the batch at `position`. Returns whether the mark moved to `position` (with
+        `ack_set`: to the entry before `position`)."""
         state = self._state
         if not any(ack_set):
             moved = state.on_ack_cumulative(position)
@@ -293,8 +295,8 @@ class Cursor:
         return stored.snapshot(self.number, self._state, self.redeliveries.all_counts())
 
     def on_stored(self, mark: Position) -> bool:
-        """Take note that `mark` is durable. Returns True if the cursor no longer needs one of the
-        topic's ledgers that it needed before."""
+        """Take note that `mark` is durable. Returns True if the cursor may no longer need one of
+        the topic's ledgers that it needed before."""
         chain, before = self._log.chain, self.durable_mark
         self.durable_mark = mark
         at_end = mark.entry + 1 >= chain.counts.get(mark.ledger, 0) and chain.is_closed(mark.ledger)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from magnetar.runtime.on_demand import Spawn
 
 READ_BYTES_MAX: Final = 4 << 20
-"""The maximum size of one read of a cursor ledger. Usually the ledger is smaller."""
+"""The maximum size of one read of a cursor ledger. A recovery usually needs fewer bytes."""
 
 REPLAY_STEP_BYTES: Final = 16 << 10
-"""The bytes of entries after whose replay the event loop runs other tasks. 16 KiB hold some 400
-deltas, and take 5 ms."""
+"""A recovery lets the event loop run other tasks whenever it has replayed this many bytes. 16 KiB
+hold some 400 deltas, and take 5 ms."""
 
 
 class Cursors:
@@ -85,12 +85,13 @@ class Cursors:
 
     @property
     def slowest_mark(self) -> Position | None:
-        """The lowest of the durable mark-delete positions of the durable cursors. None: there is no
-        durable cursor.
+        """The lowest durable mark-delete position of a durable cursor. None: there is no durable
+        cursor, and there are no sequence ids.
 
-        Cursors that are being created or reset count, too. The sequence ids count like a cursor,
-        because a recovery reads the log after the position up to which they are durable. This
-        position advances regularly, so the log keeps few entries for it.
+        The marks of cursors that are being created, and the targets of resets, count too. The
+        sequence ids count like a cursor, because a recovery reads the log after the position up to
+        which they are durable. This position advances regularly, so the log keeps few entries for
+        it.
         """
         marks = [cursor.durable_mark for cursor in self._cursors.values()]
         if self.sequences is not None:
@@ -99,7 +100,7 @@ class Cursors:
         return min(marks, default=None)
 
     def on_ledger_left(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when a cursor no longer needs a ledger that it needed before."""
+        """Call `callback` when a cursor may no longer need a ledger that it needed before."""
         self._journal.on_ledger_left = callback
 
     def get(self, name: str) -> Cursor | None:
@@ -224,7 +225,7 @@ class Cursors:
             self.sequences = None
 
     def note_sequences(self, receipt: Callable[[BrokerError | None], None] | None = None) -> None:
-        """Journal the sequence ids soon; the receipt is called when they are durable."""
+        """Journal the sequence ids soon, if there are any. `receipt`: see CursorJournal.note."""
         if self.sequences is not None:
             self._journal.note(self.sequences, receipt)
 

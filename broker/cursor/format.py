@@ -108,9 +108,10 @@ class Redelivered:
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """The highest stored sequence id of each of these producers, and the time when it was stored.
+    """The highest stored sequence id of each of these producers, and when its last entry was
+    stored.
 
-    This record and those before it cover all entries up to `through`.
+    This record and the Producers records before it cover all entries up to `through`.
     """
 
     subscription: int
@@ -173,7 +174,7 @@ def producers(
     through: Position,
 ) -> list[bytes]:
     """Records of the highest stored sequence ids. Only the last record covers the entries up to
-    `through`; the other records cover the entries up to `before`, like all earlier records."""
+    `through`; the other records cover those up to `before`, like the records written earlier."""
     bodies = [bytearray()]
     for name, sequence_id, seen_ms in producers:
         if len(bodies[-1]) >= BODY_BYTES_MAX:
@@ -207,7 +208,7 @@ def header(*, replay_from: int) -> bytes:
 
 
 def inline(records: Iterable[bytes]) -> bytes:
-    """An entry for the topic's record."""
+    """The inline value of a subscription for the topic's record: one entry."""
     return header(replay_from=0) + b"".join(records)
 
 

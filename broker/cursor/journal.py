@@ -2,23 +2,24 @@
 subscriptions.
 
 Theory of operation. A cursor changes in memory at once and *notes* the change in the journal. One
-task writes the noted changes as one entry of deltas; without changes there is no task. A note with
-a receipt is written at once; other notes wait up to `gather_s` for further notes. One write is in
-flight at a time. When the write is confirmed, all changes that were noted before the write are
-durable. The journal then calls their receipts in the order of the notes, thousands of them in
-several turns of the loop.
+task writes the noted changes as deltas, usually in one entry; without changes there is no task. A
+note with a receipt is written at once; other notes wait up to `gather_s` for further notes. One
+write is in flight at a time. When the write is confirmed, all changes that were noted before the
+write are durable. The journal then calls their receipts in the order of the notes, at most
+RECEIPTS_PER_TURN in one turn of the loop.
 
-Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
-that is still needed. The *live* bytes are the snapshots themselves. When the tail exceeds twice the
-live bytes, the journal writes a new snapshot of the subscription with the oldest snapshot, and
+Snapshots bound the replay of a recovery. A recovery needs the last snapshot of each subscription,
+and the records after it. The *tail* begins with the oldest of these snapshots and ends with the
+ledger. The *live* bytes are those of these snapshots. When the tail exceeds twice the live bytes
+and `tail_bytes_min`, the journal writes a new snapshot of the subscription with the oldest one, and
 `replay_from`, the first entry that a recovery needs, increases. *Rolling* bounds the size of the
-ledger: the journal writes the snapshots of all subscriptions to a new ledger, records the new
-ledger, and deletes the old one. The first ledger, and a ledger that replaces a failed ledger, start
-in the same way. The journal reads no ledger to write a snapshot, because memory holds the whole
-state.
+ledger: the journal writes the snapshots of all subscriptions to a new ledger, replaces the old
+ledger in the topic's record by the new one, and deletes the old one. The first ledger, and a ledger
+that replaces a failed ledger, start in the same way. The journal reads no ledger to write a
+snapshot, because memory holds the whole state.
 
-The topic's record may hold the snapshot of a subscription inline. The replay for this subscription
-begins at the place in the ledger where the journal added the subscription.
+The topic's record may hold the snapshot of a subscription inline. The replay of the ledger for this
+subscription begins at the place where the journal added the subscription.
 
 The journal also stores the sequence ids of the topic's producers (sequences.py), in the same way as
 the cursor of one more subscription.
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
     Receipt = Callable[[BrokerError | None], None]
 
 RECEIPTS_PER_TURN: Final = 5_000
-"""The receipts that are called in one turn of the loop, in 8 ms. During an outage of the bookies,
-100,000 receipts may wait for one write."""
+"""The most receipts that the journal calls in one turn of the loop; they take 8 ms. During an
+outage of the bookies, 100,000 receipts may wait for one write."""
 
 log = get_logger(__name__)
 
@@ -79,8 +80,8 @@ class CursorConfig:
     """A shorter tail causes no snapshot: a recovery reads such a tail with one request."""
     ledger_bytes_max: int = 8 << 20
     """The journal rolls the ledger beyond this size or four times the live bytes, whichever is
-    more. The limit bounds the disk space of dead records: for each active topic, this size times
-    the write quorum."""
+    more. The limit bounds the disk space of records that no recovery needs: for each active topic,
+    this size times the write quorum."""
     ledger_entries_max: int = 50_000
     inline_bytes_max: int = 64 << 10
     """The limit of the inline state of all subscriptions when the topic closes. A larger state
@@ -201,7 +202,7 @@ class CursorJournal:
         """Reset a cursor to `start`. The journal calls the receipt with None when the reset is
         durable. Otherwise the receipt gets SubscriptionNotFound or the error that ended the journal
         (LogFenced, LogClosed, or another LogError). If the receipt is abandoned before the
-        journal starts the reset, the journal drops the reset. Otherwise it completes the reset."""
+        journal starts the reset, the journal drops the reset. A later abandonment stops nothing."""
         if self._ended is not None:
             receipt(self._ended)
             return
@@ -264,7 +265,8 @@ class CursorJournal:
             raise
 
     async def close(self) -> None:
-        """Make the noted changes durable, and move a small state into the topic's record."""
+        """Make the noted changes durable, and move the state into the topic's record if it has at
+        most `inline_bytes_max`. If this fails, the receipts get the error."""
         self._closing = True
         self._wake()
         await self._finished.wait()
@@ -295,9 +297,9 @@ class CursorJournal:
             raise self._owned_record.lost
 
     def tend(self) -> None:
-        """Replace the ledger if it is degraded and enough bookies are available. A write of changes
-        does the same, but an idle topic has no writes. The broker calls `tend` about every
-        `check_interval_s` of the log's configuration."""
+        """Replace the ledger if it is degraded, has the log's `degraded_age_s_min`, and enough
+        bookies are available. A write of changes does the same, but an idle topic has no writes.
+        The broker calls `tend` about every `check_interval_s` of the log's configuration."""
         if self._ledger is not None and not self._closing and self._is_worth_moving(self._ledger):
             self._moving = True
             self._wake()

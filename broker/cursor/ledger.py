@@ -121,7 +121,7 @@ class CursorLedger:
         self._append(last, self.replay_from)
 
     async def wait_confirmed(self) -> LedgerError | None:
-        """Wait until every record is durable. Returns None, or the failure of the ledger."""
+        """Wait until every record is durable, or the ledger has failed. Returns the failure."""
         appender = self.appender
         while appender.failure is None and appender.confirmed < appender.appended:
             self._moved.clear()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 COUNTS_MAX: Final = 400_000
-"""The maximum number of entries with a count in one subscription: 40 MB. Further entries get no
-count. The limit is twice the default limit of unacknowledged messages of a subscription."""
+"""The maximum number of entries with a count in one subscription; they take 40 MB. Further entries
+get no count. The limit is twice the default limit of unacknowledged messages of a subscription."""
 
 COUNT_MAX: Final = (1 << 32) - 1
 """The largest count: it is stored in four bytes. A count that reaches it no longer grows."""

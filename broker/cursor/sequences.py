@@ -92,9 +92,9 @@ class Sequences:
         return -1 if known is None else known.sequence_id
 
     def put(self, producer: str, sequence_id: int, through: Position, seen_ms: int) -> None:
-        """Record that the entries of this producer up to `through` are durable. Calls must come in
-        the log's order. Beyond `producers_max`, the producers that stored no entry for the longest
-        time are forgotten."""
+        """Record that this producer's entries up to `sequence_id` are durable, and cover the log up
+        to `through`. Calls must come in the log's order. Beyond `producers_max`, the producers that
+        stored no entry for the longest time are forgotten."""
         state = self._state
         state.put(producer, sequence_id, seen_ms)
         state.through = through

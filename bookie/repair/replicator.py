@@ -49,7 +49,8 @@ from magnetar.bookie.repair.pause import PauseWatch
 from magnetar.bookie.repair.plan import Move, Rewrite, plan_repair
 from magnetar.bookie.repair.unfinished_copies import UnfinishedCopies, UnfinishedCopy
 from magnetar.metadata import paths
-from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.codec import decode_bookie_registration
+from magnetar.metadata.errors import InvalidRecord, MetadataError
 from magnetar.metadata.model import BookieId, LedgerId, LedgerState, Member
 from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.log import get_logger
@@ -299,6 +300,9 @@ class Replicator:
         if metadata is not None and plan.unwritable:
             recover_at = self._recover_at(metadata, plan, record.faults)
             if recover_at <= self._now():
+                await self._find_returned(plan.unwritable)
+                recover_at = self._recover_at(metadata, plan, record.faults)
+            if recover_at <= self._now():
                 refusal = await self._recover_tail(metadata, grace_ended_at=recover_at)
                 if refusal is None:
                     self._wake.set()  # the ledger is closed now; the next pass does the rest
@@ -521,6 +525,17 @@ class Replicator:
             tail.members
         )
         return since + self._config.open_grace_s if hopeful else inf
+
+    async def _find_returned(self, members: Sequence[Member]) -> None:
+        """Begin the grace anew for the members that are registered. The list of bookies may be old:
+        after a time without the metadata store, the replicator may come here before the list is
+        read again. Raises the errors of the metadata store."""
+        await self._store.sync(paths.BOOKIES_AVAILABLE)
+        for member in members:
+            stored = await self._store.get(paths.bookie_available(member.bookie))
+            with suppress(InvalidRecord):  # the bookie is not listed
+                if stored is not None and decode_bookie_registration(stored.value).member == member:
+                    self._lost_since.pop(member, None)
 
     async def _recover_tail(
         self, metadata: LedgerMetadata, *, grace_ended_at: float

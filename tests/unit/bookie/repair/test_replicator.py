@@ -952,6 +952,37 @@ async def test_t30_the_grace_begins_anew_when_the_bookie_was_listed_for_a_moment
             await wait_until(lambda: replicator.counts.ledgers_recovered == 1, deadline_s=30)
 
 
+async def test_t30_the_grace_begins_anew_when_the_bookie_returned_and_the_list_is_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bookie returned while the replicator could not reach the metadata store."""
+    async with bookie_cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=60)) as replicator:
+            await noted(nodes, before.ledger, "waits for its writer")
+            directory = replicator._services.directory
+            monkeypatch.setattr(directory, "_adopt", lambda *_: None)  # the list stays old
+            await nodes.register(dead)
+            await asyncio.sleep(300)
+            assert dead.member not in directory.listed
+            assert await metadata_of(nodes, before.ledger) == before
+            await nodes.unregister(dead)
+            await wait_until(lambda: replicator.counts.ledgers_recovered == 1, deadline_s=90)
+
+
+async def test_t30_a_ledger_is_recovered_though_the_registration_of_a_bookie_is_unreadable() -> (
+    None
+):
+    async with bookie_cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        path = paths.bookie_available(dead.member.bookie)
+        await nodes.store.put(path, b"what is this", expected=ABSENT)
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=60)) as replicator:
+            await wait_until(lambda: replicator.counts.ledgers_recovered == 1, deadline_s=90)
+
+
 async def test_a_ledger_keeps_its_writer_when_a_repair_could_not_help() -> None:
     async with bookie_cluster(3) as nodes:
         before, dead = await open_with_a_loss(nodes)

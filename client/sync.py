@@ -437,7 +437,9 @@ class Producer:
         return self._publisher.name
 
     def last_sequence_id(self) -> int:
-        """Return the sequence id of the last stored message, or -1 if none was stored."""
+        """Return the sequence id of the last stored message. Before the first one, return
+        `initial_sequence_id`, or the last id that the broker has stored for the producer's name, or
+        -1."""
         return self._publisher.last_sequence_id
 
     def is_connected(self) -> bool:

@@ -70,7 +70,8 @@ class AckTracker:
     Invariants:
 
     1. A group acknowledges no message that the user did not acknowledge.
-    2. Every acknowledgement of a whole entry is pending, in flight, or answered.
+    2. Every acknowledgement of a whole entry is pending, in flight, answered, or dropped by
+       `on_seek`.
     3. The position of every pending key is at or after the pending cumulative position.
     4. A partly acknowledged batch has at least one acknowledged and one unacknowledged message.
     5. There are at most PARTIAL_BATCHES_MAX partly acknowledged batches.

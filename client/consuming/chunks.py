@@ -33,14 +33,15 @@ CHUNKED_MESSAGE_BYTES_MAX: Final = 1 << 30
 first chunk."""
 
 RETURNED_MAX: Final = 1_000
-"""The maximum of messages given up for redelivery that the buffer remembers. Later chunks of these
-messages are redelivered, too."""
+"""The maximum number of messages given up for redelivery that the buffer remembers. Later chunks of
+these messages are redelivered, too."""
 
 ENDED_MAX: Final = 1_000
-"""The maximum of invalid messages that the buffer remembers, for their later chunks."""
+"""The maximum number of invalid messages that the buffer remembers, for their later chunks."""
 
 CHUNKS_MAX: Final = 100_000
-"""Entries of one chunked message, including those that its producer sent twice."""
+"""Entries of one chunked message, including those that its producer sent twice. Beyond this limit,
+the buffer gives the message up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 Theory of operation. The broker counts the redeliveries of an entry. A delivery with the count
 `max_redeliver_count` is the last one that the program sees: its messages become candidates. If the
 program asks for a redelivery, or does not acknowledge in time, the client publishes the messages on
-the dead-letter topic. Only then it acknowledges them. A crash in between leads to a duplicate
-letter, never to a loss. The client moves a delivery with a higher count at once: the consumer that
-received the last delivery disconnected before it acknowledged, or forgot the candidates.
+the dead-letter topic. Then the client acknowledges the messages. A crash in between leads to a
+duplicate letter, never to a loss. The client moves a delivery with a higher count at once: the
+consumer that received the last delivery disconnected before it acknowledged, or forgot the
+candidates.
 """
 
 from __future__ import annotations

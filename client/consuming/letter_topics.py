@@ -1,4 +1,4 @@
-"""Names a subscription's retry topic and dead-letter topic, and opens their producers."""
+"""Names a subscription's retry topic and dead-letter topic, and creates their LetterProducers."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Listener:
         self.wake()
 
     def close(self) -> None:
-        """Note that the consumer or reader was closed."""
+        """Stop the calls and report it to `on_closed`: the consumer or reader was closed."""
         self.pause()
         self.on_closed()
 

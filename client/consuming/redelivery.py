@@ -142,7 +142,7 @@ class Redeliveries:
             heapify(self._keys)
 
     def _first(self) -> float | None:
-        """Return the first due time after the stale times in front of it are dropped."""
+        """Drop the stale times at the front of the heap. Return the first due time; None: none."""
         times = self._times
         while times:
             due_at, _, key = times[0]

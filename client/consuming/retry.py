@@ -1,7 +1,7 @@
 """The core of a consumer with a retry topic: it consumes its topics and the retry topic.
 
 Theory of operation. `reconsume_later` publishes a copy of a message on the retry topic. The copy
-has a delay, and counts the passes of the message through the retry topic. After the copy is stored,
+has a delay, and a count of the message's passes through the retry topic. After the copy is stored,
 the consumer acknowledges the message. The consumer is subscribed to the retry topic too, with the
 same subscription name, and receives the copy when its delay is over. After the maximal number of
 passes the copy goes to the dead-letter topic. A subscription to several topics has one retry topic

@@ -14,8 +14,8 @@ class ConsumerStatistics:
     bytes_received: int = 0
     """Bytes of the payloads of these messages."""
     acknowledged: int = 0
-    """Messages that the program acknowledged individually, and calls of
-    `acknowledge_cumulative`."""
+    """Messages acknowledged individually, by the program or after their copy was stored on the
+    retry or dead-letter topic, and calls of `acknowledge_cumulative`."""
     negatively_acknowledged: int = 0
     """Calls of `negative_acknowledge`."""
     reconsumed_later: int = 0

@@ -113,8 +113,8 @@ class Steps(ThreadBridge[Step]):
     def let_loop_run(self) -> None:
         """Wait until the loop has carried out the waiting steps, but at most YIELD_S_MAX.
 
-        The interpreter runs one thread at a time and takes turns every 5 ms. A thread that does not
-        wait would empty its queue before the loop can ask the broker for more messages.
+        The interpreter runs one thread at a time and switches threads every 5 ms. A thread that
+        does not wait would empty its queue before the loop can ask the broker for more messages.
         """
         turn = threading.Lock()
         turn.acquire()

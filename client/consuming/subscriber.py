@@ -148,7 +148,7 @@ class Subscriber:
         self._start: Start | None = None  # None: the broker knows where to begin
         if subscription.start is not None:
             self._start = Start(subscription.start, subscription.inclusive)
-        # The generation of the queue. Messages of an older generation do not count.
+        # The generation of the queue. `on_taken` and `on_returned` ignore messages of an older one.
         self._generation = queue.generation
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
@@ -164,7 +164,9 @@ class Subscriber:
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self.is_closing = False  # `close` was called
         self._over = asyncio.Event()
-        self._gone = asyncio.Event()  # set during a goodbye: the broker has closed the consumer
+        # `_say_goodbye` waits for it. Set: the request to close was answered, or the consumer is
+        # detached.
+        self._gone = asyncio.Event()
         # The time when the timer is due, and its handle. uvloop returns a handle without a time for
         # a timer that is due within half a millisecond.
         self._timer: tuple[float, asyncio.Handle] | None = None
@@ -263,12 +265,12 @@ class Subscriber:
         self._grant()
 
     def acknowledge(self, message_id: MessageId) -> None:
-        """Acknowledge a message. The client sends the acknowledgement within ACK_DELAY_S."""
+        """Acknowledge a message. AckTracker decides when the client sends the acknowledgement."""
         index, size = message_id.batch_index(), message_id.batch_size()
         self._acknowledge([(_key_of(message_id), index, size, 1)])
 
     def on_acknowledged(self, runs: Sequence[Run]) -> None:
-        """Acknowledge delivered messages. Leave out messages from another cluster."""
+        """Acknowledge delivered messages, except those that another cluster delivered."""
         cluster = self.cluster
         self._acknowledge(
             [
@@ -291,8 +293,8 @@ class Subscriber:
             self._dead_letters.on_acknowledged(done)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge a message and all earlier messages. The client sends the acknowledgement
-        within ACK_DELAY_S."""
+        """Acknowledge a message and all earlier messages. AckTracker decides when the client sends
+        the acknowledgement."""
         key = _key_of(message_id)
         index, size = message_id.batch_index(), message_id.batch_size()
         self.stats.acknowledged += 1
@@ -436,7 +438,7 @@ class Subscriber:
         )
 
     async def last_message_ids(self) -> list[MessageId]:
-        """Return the ids of the last messages of all topics; here there is one."""
+        """Return the id of the topic's last message, as a list of one id."""
         last, _ = await self.last_message_id()
         return [last]
 
@@ -488,7 +490,8 @@ class Subscriber:
         self.shut_down(error)
 
     async def _delete_subscription(self) -> None:
-        """Delete the subscription, also if the next broker creates it again before the answer."""
+        """Delete the subscription. If the consumer attached again before the answer, delete it
+        again: the broker may have created it anew for the attachment."""
         command = pb.CommandUnsubscribe()
         while True:
             await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
@@ -500,7 +503,7 @@ class Subscriber:
 
     async def drain(self) -> None:
         """Ask the broker to send no more messages, and wait until the user has acknowledged all
-        delivered messages.
+        delivered messages. Return early if there is no connection, or if it breaks.
 
         Raises Timeout if this takes longer than the operation timeout. Raises OperationNotSupported
         if the broker is not one of Magnetar. In both cases the consumer stays open.
@@ -906,7 +909,7 @@ class Subscriber:
     # Chunks
 
     def _assembled(self, key: Key, received: ReceivedEntry, delivery: Delivery) -> list[Message]:
-        """Add a chunk. Returns the message if this chunk completes it; []: chunks are missing."""
+        """Add a chunk. Returns the message that this chunk completes; []: it completes none."""
         assert received.chunk is not None
         messages: list[Message] = []
         now = self._loop.time()

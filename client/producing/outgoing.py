@@ -50,7 +50,7 @@ def outgoing_message(
     deliver_at: int | None = None,
     deliver_after: timedelta | None = None,
 ) -> tuple[OutgoingMessage, int]:
-    """Return the message for the arguments of `send`, and its size for limits in bytes.
+    """Return the message for the arguments of `send`, and its size in bytes, for the limits.
 
     Raises InvalidMessage, and NotAllowedError for arguments of replication.
     """
@@ -146,9 +146,9 @@ def send_async_parameters(
     deliver_at: int | None = None,
     deliver_after: timedelta | None = None,
 ) -> None:
-    """Declare the parameters of `send_async` for `sending`: the callback comes second.
+    """Declare the parameters of `send_async` for `signature.sending`: the callback comes second.
 
-    Only the signature of this function is used: a call for each message would take time.
+    The client never calls this function; `sending` uses its signature only.
     """
 
 

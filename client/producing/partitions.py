@@ -168,7 +168,7 @@ class PartitionedPublisher:
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id stored in any partition. -1: no message was stored."""
+        """The highest `last_sequence_id` of the begun publishers. -1: none has one."""
         return max((publisher.last_sequence_id for publisher in self._begun()), default=-1)
 
     # Called by the publishers

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 EMPTIED_ENTRIES_MAX: Final = 1000
-"""The maximum of entries that timed out and whose receipts the broker still owes. Above this limit,
-the producer attaches again: the broker will probably not answer these entries later."""
+"""The maximum number of entries that timed out and whose receipts the broker still owes. Above this
+limit, the producer attaches again: the broker will probably not answer these entries later."""
 
 
 class OwningProducer(Protocol):
@@ -241,8 +241,8 @@ class Publisher:
         return await self._flush()
 
     def leave(self, error: FlushError, *, raised: bool) -> None:
-        """End a call that got this error. `raised`: the call raises an error; False: the call was
-        cancelled. The next flush raises the error if no call has raised it or still can."""
+        """End a call of `flush` that got this error. `raised`: the call raises an error; False: it
+        was cancelled. The next flush raises the error if no call has raised it or still can."""
         error.flushes -= 1
         error.is_raised = error.is_raised or raised
         if error.flushes == 0 and not error.is_raised:
@@ -358,7 +358,8 @@ class Publisher:
 
     @property
     def last_sequence_id(self) -> int:
-        """The sequence id of the last stored message; -1: none was stored."""
+        """The sequence id of the last stored message. Before the first one: the initial id, or the
+        last id that the broker has stored for the producer's name; -1: there is none."""
         return self._last_sequence_id
 
     # The attachment
@@ -684,7 +685,7 @@ class Publisher:
         self._arm_send_timer()
 
     def _no_receipt(self) -> Timeout:
-        """Return the error of an expired entry, with the last known cause."""
+        """Return the error of a message whose time limit passed, with the last known cause."""
         text = f"no receipt within {self._timeout_s:g} s"
         trouble = self._attachment.trouble
         last = "" if trouble is None else f"; last: {trouble.reason or type(trouble).__name__}"

@@ -37,7 +37,7 @@ class ProducerStatistics:
     """The rate of `bytes_sent` in the same time."""
     latency_ms_mean: float = field(default=0.0, compare=False)
     """The mean latency of the last 1,000 entries of each partition: the time in milliseconds from
-    sending an entry to its receipt. 0.0: no receipt so far."""
+    the encoding of an entry to its receipt. 0.0: no receipt so far."""
     latency_ms_50pct: float = field(default=0.0, compare=False)
     """The median of these latencies."""
     latency_ms_95pct: float = field(default=0.0, compare=False)

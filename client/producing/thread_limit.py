@@ -33,6 +33,7 @@ class ThreadLimit:
 
     def reserve(self, size: int) -> PulsarException | None:
         """Reserve a place for a message of `size` bytes. Returns None, or the error at the limit.
+        With `blocks`, any thread but the loop's waits at the limit instead.
 
         Waiting messages get their places in FIFO order, so that small messages do not overtake a
         large one. If the call raises an interrupt (Ctrl-C), nothing is reserved. The interpreter

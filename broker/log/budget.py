@@ -65,10 +65,11 @@ class PublishBudget:
         self.peak = 0  # about the maximum of `used` since the last `take_peak`
         self._all = kept
         self._queue: dict[Turn, None] = {}
-        # True: the waiting connections get turns. Set below half of the budget, until it is full.
+        # True: waiting connections get turns. Set when less than half of the budget is used.
+        # Cleared when the budget is exhausted, or no connection waits.
         self._resuming = False
         self._soon = False  # `_give` runs in the next iteration of the loop
-        self._timer: asyncio.TimerHandle | None = None  # checks for room; None: no check is due
+        self._timer: asyncio.TimerHandle | None = None  # calls `_give`; None: no timer is set
 
     @property
     def used(self) -> int:
@@ -114,7 +115,8 @@ class PublishBudget:
         return self.held < self.bytes_max // HELD_MAX_SHARE
 
     def may_read_ahead(self, size: int) -> bool:
-        """Return whether `size` bytes of a backlog may be read ahead. Producers have priority."""
+        """Return whether `size` bytes of a backlog may be read ahead. A read-ahead leaves half of
+        the budget to producers."""
         within = self.ahead + size <= self.bytes_max // AHEAD_SHARE
         return within and self.used + size <= self.bytes_max // 2
 
@@ -124,7 +126,7 @@ class PublishBudget:
 
     def turn(self) -> Turn | None:
         """Join the queue. Returns a future that is done at the connection's turn. The caller must
-        then call `leave`. None: nothing is queued, and the connection may continue at once."""
+        then call `leave`. None: the connection need not wait, and is not in the queue."""
         if not self._queue and self.used < self.bytes_max:
             return None
         loop = asyncio.get_running_loop()
@@ -146,8 +148,8 @@ class PublishBudget:
             asyncio.get_running_loop().call_soon(self._give)
 
     def _give(self) -> None:
-        """Give the first connection of the queue its turn if there is room, and plan the next
-        check."""
+        """Update `_resuming`. If it is True, give the first connection of the queue its turn.
+        Schedule the next call while connections wait."""
         self._soon = False
         if self._timer is not None:
             self._timer.cancel()

@@ -37,7 +37,7 @@ class Chain:
         self._ids: list[int] = []
         self._starts: list[int] = []  # for each ledger the number of entries in all earlier ledgers
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
-        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; cursors refer to it
+        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; cursors share it
         self.next_index = next_index
         self.dropped = dropped  # the newest dropped ledger; None: none was dropped
         for record in ledgers:
@@ -137,7 +137,7 @@ class Chain:
 
     def index_near(self, position: Position) -> tuple[int, bool]:
         """Return the index of the last message at or before `position`, and True if this index is
-        exact. Inside a ledger with batches it is interpolated."""
+        exact. Inside a ledger with batches, the index is interpolated."""
         if not self.is_entry(position):
             position = self.previous_position(self.ceiling(position))
         if not self.is_entry(position):

@@ -1,10 +1,10 @@
 """The content of a topic, read without opening it.
 
 If the topic's record lists closed ledgers only, they hold every message whose producer got a
-receipt before the record was read: an owner lists a ledger before it appends to it. So the answer
-does not depend on the owner of the topic. It costs a read of the record, and of the last ledger's
-metadata and last entry. Opening the topic would also write the record, recover cursors, and keep
-the topic in memory.
+receipt before the record was read: an owner lists a ledger in the record before it adds the first
+entry to the ledger. So any broker can read the content, not only the owner of the topic. This takes
+a read of the record, of the last ledger's metadata, and of its last entry. Opening the topic would
+also write the record, recover cursors, and keep the topic in memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ async def closed_chain(
     name: TopicName, *, store: MetadataStore, ledgers: LedgerStore
 ) -> Chain | None:
     """The chain of a topic whose ledgers are all closed. None: a ledger is open, the topic does not
-    exist, or a read failed. The caller then opens the topic, which gives the answer or the
-    error."""
+    exist or is deleted, a read failed, or the last ledger does not end where the record says. The
+    caller then opens the topic, which gives the answer or the error."""
     path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
     try:
         await store.sync(path)

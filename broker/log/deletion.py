@@ -36,7 +36,7 @@ log = get_logger(__name__)
 RETRY_S_FIRST: Final = 1.0
 RETRY_S_MAX: Final = 600.0
 """Attempts have no limit: after an outage of the metadata store, the space is freed without an
-operator. An attempt costs one call, and the delay grows to ten minutes."""
+operator. An attempt costs one failed call, and the delay grows to ten minutes."""
 
 LEDGERS_PER_PASS: Final = 100
 """Ledgers deleted between two changes of the topic's record. A crash repeats at most this many

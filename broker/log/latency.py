@@ -10,8 +10,8 @@ BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class LatencyHistogram:
-    """A histogram that all topics of a broker share, with one observation for each run of entries
-    that is confirmed together.
+    """A histogram that all topics of a broker share. For all entries of a topic that are confirmed
+    together, it has one observation: the time that the oldest of them has waited.
 
     An observation takes a quarter of the time that a metric of prometheus-client takes.
     """
@@ -28,8 +28,7 @@ class LatencyHistogram:
         return found
 
     def observe(self, waited_ms: int) -> None:
-        """Count a run that has waited for this time. A negative time counts as 0: the wall clock
-        was set back."""
+        """Add an observation. A negative time counts as 0: the wall clock was set back."""
         waited_ms = max(waited_ms, 0)
         self.counts[bisect_left(BOUNDS_MS, waited_ms)] += 1
         self.sum_ms += waited_ms

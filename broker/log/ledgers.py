@@ -1,6 +1,6 @@
 """The part of `magnetar.bookie.ledger` that a log uses, as a seam.
 
-Every call may raise LedgerError and MetadataError.
+The async methods may raise LedgerError and MetadataError. `append_nowait` may raise LedgerError.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class LedgerStore(Protocol):
     async def create(
         self, *, newer_than: LedgerId, custom: Mapping[str, bytes], quorum: Quorum | None = None
     ) -> Appender:
-        """Create a ledger. `quorum` None: the quorum of this process."""
+        """Create a ledger with an id above `newer_than`. `quorum` None: the quorum of this
+        process."""
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata: ...
 

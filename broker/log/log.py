@@ -610,11 +610,11 @@ class Log:
     # ---- dropping the head -----------------------------------------------------------------------
 
     def drop_through(self, position: Position) -> int:
-        """Drop the closed ledgers with no entry after `position`. Returns their number.
+        """Request to drop the closed ledgers with no entry after `position`. Returns their number.
 
-        `_settle` lists them in the topic's record as being deleted, and removes them from the log.
-        Then deletion.py deletes them. If the broker crashes before the record lists them, the log
-        keeps them.
+        Later `_settle` lists them in the topic's record as being deleted, and removes them from the
+        log. Then deletion.py deletes them. If the broker crashes before the record lists them, the
+        log keeps them.
         """
         count = self.chain.droppable(position)
         if count > 0:
@@ -623,9 +623,9 @@ class Log:
         return count
 
     def trim(self) -> None:
-        """Drop the closed ledgers that are `trimmable`, as `drop_through` does. When the log writes
-        the topic's record, it calls `trimmable` again: meanwhile a subscription may have begun to
-        need the entries."""
+        """Request to drop the closed ledgers that are `trimmable`. When the log writes the topic's
+        record, it calls `trimmable` again: meanwhile a subscription may have begun to need the
+        entries."""
         self._trims = True
         if self._drop_count > 0:
             self._work.wake()

@@ -30,7 +30,8 @@ class LostRange:
 
 
 class Losses:
-    """The skipped ranges. Each range counts once, also if several subscriptions skip it."""
+    """The skipped ranges. A range counts once, also if several subscriptions skip it, as long as it
+    is among the newest RANGES_MAX."""
 
     __slots__ = ("_ranges", "entries")
 

@@ -13,7 +13,7 @@ BURST_BYTES: Final = 32 << 20
 it again would cost more than it saves."""
 
 LOOK_S: Final = 5.0
-"""The interval between two checks. A check compares two numbers."""
+"""The interval in seconds between two calls of `is_due`. A call compares two numbers."""
 
 
 class MemoryReturn:

@@ -129,7 +129,7 @@ class Outstanding:
 
     @property
     def first_queued_index(self) -> int:
-        """Index of the first message that is queued."""
+        """Index of the first queued message. An entry must be queued."""
         run = self._queue[0]
         return run.indexes[run.sent - 1] + 1 if run.sent > 0 else run.first_index
 
@@ -198,7 +198,7 @@ class Outstanding:
         return count
 
     def give_up(self) -> list[AppendRun]:
-        """Forget everything. Returns the runs that are not wholly confirmed, in order."""
+        """Forget all runs. Returns the runs that are not wholly confirmed, in order."""
         runs = list(self._runs)
         self._runs.clear()
         self._queue.clear()

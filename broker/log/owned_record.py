@@ -363,7 +363,7 @@ async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Ve
 
 async def _tombstone(name: TopicName, store: MetadataStore) -> TopicTombstone | None:
     """Return the tombstone of an earlier topic of this name. The caller has read the new topic's
-    record, so the tombstone is complete."""
+    record, so the earlier record was removed, and its tombstone was completed before that."""
     try:
         stored = await store.get(paths.deleted_topic(str(name)))
         return None if stored is None else decode_tombstone(stored.value)

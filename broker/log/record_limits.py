@@ -1,10 +1,10 @@
 """The size limits of the parts of a topic's record.
 
 The metadata store takes records of at most 1,000 KiB. Each part of the record that grows has a
-limit of its own below that. So many subscriptions do not stop producers, and many ledgers do not
-stop new subscriptions. Changes that must not fail always fit: the next owner's epoch, the end of a
-ledger, cursors. A full topic can be read; a request that would make its record larger raises
-TopicFull.
+limit of its own below that. Therefore a large number of subscriptions does not stop producers, and
+a large number of ledgers does not stop new subscriptions. Changes that must not fail always fit: a
+new epoch, the close of a ledger, the state of a cursor. When a part is at its limit, consumers can
+read the topic; a request that would make this part larger raises TopicFull.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 LEDGERS_MAX: Final = 10_000
 """The maximum number of ledgers of a topic. Each takes at most 58 bytes (five numbers of ten bytes,
-their tags, a header): 566 KiB in all. With `ledger_size_factor`, a topic that always rolls as early
-as possible reaches the limit after two years, or 200 TiB."""
+their tags, a header): 566 KiB in all. With `ledger_size_factor`, a topic that rolls each ledger by
+entries at the minimum age reaches the limit after two years. A topic that rolls each ledger by size
+reaches it at 200 TiB."""
 
 DELETING_MAX: Final = 5_000
 """The maximum number of ledgers that wait for their deletion, at most 10 bytes each. While this
@@ -50,7 +51,8 @@ larger."""
 
 
 def ledger_size_factor(ledgers: int) -> int:
-    """The factor by which a ledger may exceed the usual size in a topic with this many ledgers."""
+    """The factor for the size limits and minimum ages of the next ledger of a topic with this many
+    ledgers."""
     return 1 + ledgers // LEDGERS_PER_STEP
 
 

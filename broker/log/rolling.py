@@ -84,8 +84,8 @@ class Rolling:
         A fenced ledger does not prove that this broker has lost the topic (the replicator recovers
         a ledger whose writer keeps a lost bookie): the topic's record decides. Raises LogFenced,
         LogDamaged. Raises LogUnavailable if the ledger is fenced and the record cannot be read:
-        another broker probably owns the topic, and clients look it up again only after this log has
-        ended.
+        another broker probably owns the topic, and clients look the topic up again only after this
+        log has ended.
         """
         delays = self.delays()
         while True:
@@ -122,7 +122,7 @@ class Rolling:
                 await self._pause(next(delays), "changing the topic's record", error)
 
     async def discard(self, appender: Appender) -> None:
-        """Delete a ledger that is not in the record."""
+        """Delete a ledger that is not in the record. If this fails, the ledger is an orphan."""
         appender.abandon()
         try:
             await self._ledgers.delete(appender.ledger)

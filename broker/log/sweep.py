@@ -127,7 +127,7 @@ class OrphanSweep:
             after = page.next_after
 
     async def run(self, period_s: float, *, is_chosen: Callable[[], bool]) -> None:
-        """Sweep once in each period in which `is_chosen` returns True. Runs until cancelled."""
+        """After each period, sweep once if `is_chosen` returns True. Runs until cancelled."""
         while True:
             await asyncio.sleep(period_s)
             if not is_chosen():

@@ -1,9 +1,9 @@
 """The choice of the ledgers at the head of a topic's log that are trimmed: pure arithmetic.
 
 A ledger is trimmed when every durable subscription has acknowledged all of it, and retention does
-not keep it. Retention keeps an acknowledged ledger until it is older than `time_s`, or until the
-log without it would still have `size_bytes`: the limit that is reached first decides. -1 means no
-limit. With 0 for either, a ledger is trimmed as soon as it is acknowledged. Only a prefix of the
+not keep it. Retention keeps an acknowledged ledger until `time_s` after its close, or until the log
+without the ledger would still have `size_bytes`: the limit that is reached first decides. -1 means
+no limit. With 0 for either, a ledger is trimmed as soon as it is acknowledged. Only a prefix of the
 ledgers is trimmed, never the open ledger.
 """
 

@@ -53,8 +53,9 @@ class Catalog:
         return found is not None and not decode_topic(found.value).deleted
 
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
-        """Return those persistent topics of a namespace that have records. For the non-persistent
-        domain, return the partitions of the namespace's partitioned topics."""
+        """Return those persistent topics of a namespace that have records, including topics that
+        are being deleted. For the non-persistent domain, return the partitions of the partitioned
+        topics of the namespace that are not being deleted."""
         tenant, part = namespace.tenant, namespace.namespace
         names: list[TopicName] = []
         if domain is Domain.PERSISTENT:

@@ -20,7 +20,7 @@ WORK_PER_TURN: Final = 5_000
 """The steps of the pattern's automaton in one turn of the loop: up to 2 us each."""
 
 WORK_PER_NAME: Final = 20
-"""The steps that a name costs besides those of the pattern."""
+"""The cost of one name besides the steps of the automaton, counted in such steps."""
 
 
 NAMES_PER_TURN: Final = 5_000

@@ -18,8 +18,8 @@ another request must be able to finish the change.
   partitions are deleted, and last the record. To finish a deletion after a crash, repeat the
   request. A creation or growth at the same time may write records of partitions that the deletion
   does not find. So the creation or growth reads the topic's record after these writes, even if a
-  write failed or the request was cancelled. If the topic is deleted, it deletes the records of the
-  partitions again.
+  write failed or the request was cancelled. If the topic is deleted, the creation or growth deletes
+  those of the records that no broker has opened.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class PartitionedTopics:
         await self._write_partitions(name, range(partitions), {})
 
     async def grow(self, name: TopicName, partitions: int) -> None:
-        """Add partitions. Raises InvalidPartitionCount, TopicNotFound, MetadataError."""
+        """Raise the number of partitions to `partitions`. Raises InvalidPartitionCount,
+        TopicNotFound, MetadataError."""
         record = await self.require(name)  # its sync makes the reads of subscriptions fresh, too
         self._require_count(name, partitions, more_than=record.partitions)
         subscriptions = await self._subscriptions(name, record.partitions)
@@ -192,9 +193,9 @@ class PartitionedTopics:
         return [found[index] for index in sorted(found)]
 
     async def delete_untouched(self, partitions: Sequence[TopicName]) -> list[TopicName]:
-        """Delete the records of those partitions that no broker has opened: they have no other
-        data. Returns the other partitions. If a broker opens a partition at the same time, the
-        compare-and-set decides. Raises MetadataError."""
+        """Delete the records of those partitions that no broker has opened. These partitions have
+        no data besides the record. Returns the other partitions. If a broker opens a partition at
+        the same time, the compare-and-set decides. Raises MetadataError."""
         left: list[TopicName] = []
 
         async def delete(partition: TopicName) -> None:

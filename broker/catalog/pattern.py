@@ -4,7 +4,7 @@ Theory of operation. A client sends a regular expression of its own language. A 
 such as Python's `re` may need exponential time for it, which would stop the broker for all clients.
 So the broker compiles the pattern itself, into a nondeterministic automaton without backtracking
 (Thompson's construction), and follows all its states at once. It keeps the sets of states that
-occur, so that one character of a name costs one look-up in a dict.
+occur, so that a character of a name usually costs one look-up in a dict.
 
 The broker understands literals, `.`, escapes of punctuation, `\\d \\w \\s` and their complements
 (ASCII, as in Java), `\\Q...\\E`, classes with ranges, groups, alternatives, `* + ? {m} {m,} {m,n}`
@@ -27,8 +27,8 @@ STATES_MAX: Final = 1_000
 up to 10 ms. The first step from a set of states by a character costs up to 2 us for each state."""
 
 KEPT_MAX: Final = 50_000
-"""The limit of members and steps in all kept sets: some 64 bytes each, 3 MB in all. At the limit
-the broker forgets all sets."""
+"""The limit of members and steps in all kept sets of one pattern: some 64 bytes each, 3 MB in all.
+At the limit the broker forgets all sets of the pattern."""
 
 DEPTH_MAX: Final = 50
 """The limit of nested groups."""

@@ -1,10 +1,10 @@
 """Watched lists of topics: one list for each namespace that clients watch.
 
 One task (`run`) reads the lists. When the metadata store reports a change, the namespace is queued.
-The task waits GATHER_S, then reads the list and tells each watcher which topics are new and which
-were deleted. Because of this wait, a thousand topics that are created together cause only a few
-reads and updates. The task repeats a failed read after RETRY_S, and serves other namespaces
-meanwhile. A namespace without watchers is forgotten.
+The task waits GATHER_S, unless a new watcher waits for a list. Then the task reads the list and
+tells each watcher which topics are new and which were deleted. Because of GATHER_S, a thousand
+topics that are created together cause only a few reads and updates. The task repeats a failed read
+after RETRY_S, and serves other namespaces meanwhile. A namespace without watchers is forgotten.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The choice of the active consumer of a Failover subscription.
 
-Only the consumers of the best priority are candidates. The others stand by. The active consumer is:
+Only the consumers of the best priority can be chosen: here called candidates. The others stand by.
+The active consumer is:
 
     on a partition      the candidate at the index (partition index) modulo (number of candidates),
                         in the order of names
@@ -56,8 +57,8 @@ FAILOVER_DEFAULTS: Final = FailoverRules()
 
 
 class Candidates:
-    """The connected consumers of a Failover subscription, of all priorities. A leaving consumer is
-    chosen only if all consumers are leaving.
+    """All connected consumers of a Failover subscription, also of worse priorities. A leaving
+    consumer is chosen only if all consumers are leaving.
 
     The consumers are sorted, so that `chosen` visits none of thousands of standby consumers.
     """

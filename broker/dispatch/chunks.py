@@ -19,7 +19,7 @@ At the limit of MESSAGES_MAX, ChunkRoutes forgets the oldest message. Its chunks
 consumer.
 
 Invariants (`check`):
-    1. A position is out or waiting in one message, and `_messages_by_position` names this message.
+    1. A position is out or waiting in at most one message, which `_messages_by_position` names.
     2. Only a message with an owner has a chunk out.
     3. A waiting position is in the message's `lowest`, unless it is acknowledged.
     4. There are at most MESSAGES_MAX messages.

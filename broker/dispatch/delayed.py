@@ -1,6 +1,6 @@
 """Delayed delivery: entries wait in an index until their delivery time, instead of at a consumer.
 
-Theory of operation. A dispatcher with several consumers calls its `Delays` at three places:
+Theory of operation. A Shared or Key_Shared dispatcher calls its `Delays` at three places:
 
 - `hold_back` after each read. It puts the entries that are not due into the index.
 - `take_due` before it reads new entries. It returns the entries of the index that have become due.
@@ -21,7 +21,8 @@ the log. While the first of them is not due, further reads find nothing to deliv
 
 - The index has at least this many entries.
 - None of them is due.
-- They were read with ascending delivery times, without an undelayed entry among them.
+- They were read with ascending delivery times (up to `tick_ms` of disorder is allowed), and the
+  dispatcher read no undelayed entry among or after them.
 
 An undelayed message that is published after these entries waits, too.
 
@@ -127,9 +128,9 @@ class Delays:
         self._entries_max = entries_max
         self._wake_ms = -1  # the wall time that `wake_s` translated last, to `_wake_s`
         self._wake_s = 0.0
-        # True: the delivery times ascend in the order in which the entries were added to the index.
+        # True: the third condition of "Fixed delays" holds.
         self._is_fixed = not self.index
-        self._highest_ms = 0  # the highest of these times
+        self._highest_ms = 0  # the highest delivery time added since the index was empty
 
     @property
     def is_full(self) -> bool:

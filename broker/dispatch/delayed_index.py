@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 RUN_ENTRIES: Final = 1_024
-"""The number of entries in a new run. Making a run of the buffer takes about 0.5 ms. The buffer
-takes up to 250 KB. A million entries make about 1,000 runs."""
+"""The number of entries of the buffer at which the index makes a run of them, in about 0.5 ms. The
+buffer takes up to 250 KB. A million entries make about 1,000 runs."""
 
 DUE_MS_MAX: Final = 253_402_300_799_999
 """The end of the year 9999, in milliseconds since 1970. The index replaces later delivery times by
@@ -70,7 +70,7 @@ class DelayedIndex:
         # An item for each run, and old items.
         self._heads: list[tuple[int, int, int, int, Run]] = []
         self._bits: dict[int, Bitmap] = {}  # entries of runs, by ledger; none is empty
-        self._in_runs = 0  # entries that are not removed
+        self._in_runs = 0  # entries of runs, without the removed ones
         self._serial = 0  # makes the tuples of `_heads` comparable
 
     def __len__(self) -> int:

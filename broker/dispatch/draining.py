@@ -115,7 +115,7 @@ class DrainingHashes:
     def register(self, consumer: Consumer | None, references: Mapping[int, int]) -> None:
         """Register slots that moved away from `consumer`. `references` has the number of pending
         entries of each slot. A slot that drains already keeps its owner. `consumer` None: the
-        entries are at several consumers. Hot: a join registers 30,000 slots."""
+        entries are at several consumers. Hot: a join may register 30,000 slots."""
         if not references:
             return
         if not self.references:

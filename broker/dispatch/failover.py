@@ -9,9 +9,10 @@ when a consumer joins, leaves, or announces that it will leave. Then:
                                  acknowledged everything, when it asks for redelivery, or after
                                  `delay_s` (LEAVING_S if it has announced that it will leave).
 
-The next active consumer starts at the first unacknowledged entry. So a drain that ends in time
-redelivers nothing. After `delay_s`, the next consumer gets entries that the former consumer may
-still process. The subscription accepts acknowledgements of the former consumer at any time.
+The next active consumer starts at the first unacknowledged entry. So a drain that ends because
+everything is acknowledged redelivers nothing. After `delay_s`, the next consumer gets entries that
+the former consumer may still process. The subscription accepts acknowledgements of the former
+consumer at any time.
 
 When a consumer joins, the subscription tells it whether it is active, and later tells it each
 change. A draining consumer is told at the end of the drain.

@@ -39,7 +39,7 @@ acknowledged one of its slot waits as well, at gates 2 and 3 (withheld.py).
 `allow_out_of_order` is a policy of each consumer. While all connected consumers have it, no slot
 drains and gate 1 is open, except for chunks: a chunk waits for the earlier chunks of its message.
 When a consumer without it joins, a slot may have pending entries at several consumers. Then every
-slot with pending entries drains once, at all of these consumers.
+slot with pending entries drains, at all consumers that have such entries, unless it is pinned.
 
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
 that other keys continue. The next part follows PART_PAUSE_S later, and waits for no
@@ -52,9 +52,9 @@ and a departed consumer has earlier chunks of the same message.
 A consumer may also ask for the redelivery of all its entries. The dispatcher then moves the entries
 to a departed consumer, and returns them in the same way. The consumer stays, without entries.
 
-The dispatcher also queues waiting slots in parts if many of them move, are unblocked or have
-expired entries at once (65,535 at most). Each part removes the expired entries of its slots. The
-dispatcher leaves out acknowledged waiting entries in parts, too.
+The dispatcher also queues slots with waiting entries in parts, because up to 65,535 of them may
+move, end their draining or have expired entries at once. Each part removes the expired entries of
+its slots. The dispatcher leaves out acknowledged waiting entries in parts, too.
 
 200,000 pending entries may expire at once. The dispatcher takes them off some consumers in each
 part. An expired entry that is still pending lets its slot drain a little longer. The dispatcher
@@ -68,7 +68,7 @@ Invariants (see `check`):
     3. Ordered: the pending entries of a slot are at one consumer, unless it drains at several, or a
        chunked message pinned it when the consumers began to keep the order.
     4. Ordered: if a consumer that does not have a slot has pending entries of it, the slot drains,
-       and its references are these entries.
+       and its references are these entries. Exception: a pinned slot of invariant 3.
     5. A waiting slot is queued for its consumer, unless it drains at another one, is late, is about
        to be unblocked or queued, has no consumer, or is withheld.
     6. Every number of unacknowledged messages is the sum over the pending entries.
@@ -111,13 +111,13 @@ if TYPE_CHECKING:
 _UNKNOWN: Final = 0  # the slot of a delayed entry before its read; no slot has this number
 
 PART_PAUSE_S: Final = 0.001
-"""The pause in seconds between two parts of a long work: the return of the entries of a departed
+"""The pause in seconds between two parts of a long step: the return of the entries of a departed
 consumer, the queueing of slots, taking off expired entries, or leaving out acknowledged ones.
 Meanwhile the event loop does other work."""
 
 EXPLAINED_MAX: Final = 10
-"""The most draining hashes, and the most withheld hashes, that `explain` names. It counts the
-others."""
+"""The maximum number of draining hashes, and of withheld hashes, that `explain` names. `explain`
+only counts the others."""
 
 
 class KeyShared:
@@ -689,14 +689,16 @@ class KeyShared:
         return self._selector.slot_of(hash_of(key))
 
     def _queue(self, slots: Iterable[int]) -> None:
-        """Let the consumers of these slots get the waiting entries, if they may."""
+        """Queue those of these slots that have waiting entries and need not wait, for their
+        consumers."""
         for slot in slots:
             target = self._target(slot)
             if target is not None and slot in self._replay and not self._must_wait(slot):
                 self._replay.queue(slot, target)
 
     def _queue_in_parts(self, slots: Iterable[int], now: float) -> None:
-        """Like `_queue`, for any number of slots: `part_entries` now, the others later."""
+        """Like `_queue`, for any number of slots. If no earlier slots are left to queue, queue
+        `part_entries` of them now. Later parts queue the others."""
         is_first = not self._unqueued
         self._unqueued.update(slots)
         if is_first:
@@ -770,7 +772,7 @@ class KeyShared:
 
     @property
     def _has_parts(self) -> bool:
-        """True when a part of a long work is left."""
+        """True when a part of a long step (see PART_PAUSE_S) is left."""
         return bool(self._expiring or self._unqueued or self._departed)
 
     # ---- departed consumers ----------------------------------------------------------------------
@@ -835,7 +837,7 @@ class KeyShared:
     # ---- slots -----------------------------------------------------------------------------------
 
     def _decide_order(self, now: float) -> None:
-        """Entries may be delivered out of order while every consumer allows it."""
+        """Allow delivery out of order while every consumer allows it; otherwise keep the order."""
         relaxed = all(
             it.key_shared is not None and it.key_shared.allow_out_of_order for it in self._consumers
         )
@@ -905,8 +907,8 @@ class KeyShared:
             self._queue_in_parts(filter(by_slot.__getitem__, self._replay.slots()), now)
 
     def _astray(self, counts: Mapping[int, int]) -> Mapping[int, int]:
-        """The pending entries of slots that have moved away, counted by slot. A pinned slot has not
-        moved, so its entries are left out. Another consumer may drain some of the slots already."""
+        """Return `counts`, the numbers of pending entries of slots that move, without the pinned
+        slots, which do not move. Another consumer may drain some of the slots already."""
         if not self._pins:
             return counts
         return {slot: count for slot, count in counts.items() if slot not in self._pins}
@@ -957,7 +959,8 @@ class KeyShared:
     # ---- reading ---------------------------------------------------------------------------------
 
     def _next_replay(self) -> Replay | None:
-        """The waiting entries that can be delivered now, fairly by consumer."""
+        """A read of the waiting entries that can be delivered now. Each call begins with the next
+        consumer. None: there is no such entry."""
         self._has_more = False
         if not self._replay:
             return None
@@ -993,7 +996,8 @@ class KeyShared:
         return not (self._draining and self._draining.blocks(slot, consumer))
 
     def _next_due(self, now: float) -> Replay | None:
-        """The delayed entries that have become due. Their slots are known after the read."""
+        """A read of delayed entries that have become due. Their slots are known after the read.
+        None: there is no such entry, or the dispatcher may read none now."""
         if not self._due and not self._delays.index:
             return None
         room = self._new_room()

@@ -1,8 +1,8 @@
 """Key_Shared without storage: an entry is delivered to the consumer of its key at once, or dropped.
 
 Theory of operation. As in live.py no entry is stored, so no key drains: when a slot moves, its next
-entry goes to the new consumer. If the consumer of the slot has no permits, or its connection is not
-writable, the entry is dropped and counted.
+entry goes to the new consumer. If the slot has no consumer, or its consumer has no permits or a
+connection that is not writable, the entry is dropped and counted.
 
 Invariants (`check`): no consumer has pending entries.
 """

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 CONSUMERS_EXPLAINED_MAX: Final = 1_000
-"""The consumers whose reasons `explain_all` names, at 2.5 us each. It counts the others."""
+"""The maximum number of consumers whose reasons `explain_all` names, at 2.5 us each. The call only
+counts the other consumers."""
 
 UNLIMITED: Final = 1 << 62
 """A limit of unacknowledged messages that no consumer reaches."""
@@ -118,7 +119,7 @@ class Consumer:
 
     def on_partly_acked(self, position: Position, ack_set: tuple[int, ...] | None) -> int:
         """`ack_set` has the unacknowledged messages of a pending entry; None: it is not known.
-        Returns the number of messages that are acknowledged now."""
+        Returns the number of newly acknowledged messages."""
         if ack_set is None:
             return 0
         before = self.pending.get(position)
@@ -198,8 +199,8 @@ def holders(
     """Yield each of these entries with the consumer at which it is pending. Leaves out the entries
     that are pending at no consumer. The caller may remove a yielded entry from its consumer.
 
-    The call visits each consumer once, for any number of entries, and ends when all are found: a
-    client may acknowledge 1,500 entries at once that none of 10,000 consumers has.
+    The call visits each consumer at most once, for any number of entries: a client may acknowledge
+    1,500 entries at once that none of 10,000 consumers has. It ends when all entries are found.
     """
     wanted: dict[int, set[int]] = {}
     for ledger, entry in positions:

@@ -6,20 +6,20 @@ Theory of operation. From its read until its acknowledgement an entry is in exac
     pending   delivered to one consumer, which has not acknowledged it
     replay    to be delivered (again), after its consumer left or returned it; lowest first
     in flight the dispatcher reads it again; before, it was in replay or delayed
-    parked    a chunk whose consumer is not available; it goes to replay when the consumer is
-              available
+    parked    a chunk that waits for the owner of its message (chunks.py), because the owner is not
+              available; the chunk goes to replay when the owner is available
     delayed   its delivery time has not come; `Delays` keeps it
 
 A turn gives one consumer up to `turn_messages`. `Rotation` decides which consumer is next. The
 dispatcher reads entries of the replay set first, then delayed entries that have become due, then
-new ones. An acknowledged entry leaves `pending` at once. In the other places, the dispatcher skips
-it when its turn comes. When the last consumer leaves, its pending entries and the held entries go
-to replay, for the next consumer.
+new ones. An acknowledged entry leaves `pending` and `delayed` at once. In the other places, the
+dispatcher skips it before a read or a delivery. When the last consumer leaves, its pending entries
+and the held entries go to replay, for the next consumer.
 
 All chunks of a message go to one consumer (chunks.py).
 
-The dispatcher counts a redelivery when a consumer loses or returns an entry. The cursor keeps the
-counts.
+The dispatcher counts a redelivery when a consumer leaves with an entry pending, or returns it. The
+cursor keeps the counts.
 
 Invariants (see `check`):
     1. An entry is in at most one of the six places, and pending at most one consumer.

@@ -46,7 +46,7 @@ class SingleActive:
         self._active: Consumer | None = None  # None: no consumer is connected
         self._held: list[StoredEntry] = []
         self._reading: Read | None = None  # None: no read is outstanding
-        self._rewinds = 0  # the number of rewinds; a rewind voids the outstanding read
+        self._rewinds = 0  # calls of `_rewind` and `_stop`; each voids the outstanding read
 
     @property
     def delivered_end(self) -> Position:

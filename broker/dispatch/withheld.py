@@ -6,8 +6,9 @@ entries of the slot that are *later* than the earliest negatively acknowledged e
 delivers this entry and earlier ones. Otherwise an earlier entry that returns from another consumer
 would wait without end.
 
-Only an acknowledgement releases a slot. A redelivery and the end of the consumer do not release it,
-because the entry must still be processed.
+A slot is released when the entry is acknowledged or no longer exists, or when the last consumer
+leaves. A redelivery, or the end of one of several consumers, does not release the slot, because the
+entry must still be processed.
 
 The dispatcher keeps at most `KeySharedSettings.withheld_max` negatively acknowledged entries. A
 consumer whose negative acknowledgements would exceed the limit is disconnected instead. Then all

@@ -64,7 +64,7 @@ def _started(function: Callable[[], T]) -> Future[T]:
         try:
             result = context.run(function)
         except (StopIteration, CancelledError) as error:
-            # A future of asyncio never ends with the first, and is cancelled with the second.
+            # An asyncio future refuses a StopIteration, and a CancelledError would cancel it.
             outcome.set_exception(RuntimeError(f"the function raised {error!r}"))
         except Exception as error:
             outcome.set_exception(error)

@@ -27,8 +27,8 @@ class ClusterChoice:
     """A machine that chooses a cluster by the results of probes.
 
     1. The primary cluster has number 0. The secondary clusters follow in their order.
-    2. The client fails over only after `failover_threshold` failed probes of its cluster in a row,
-       and only to a cluster whose last probe succeeded.
+    2. The client fails over only after `failover_threshold` failed probes of its cluster in a row.
+       ClusterWatch then chooses the first other cluster whose probe succeeds.
     3. The client returns to the primary cluster after `switch_back_threshold` successful probes of
        it in a row.
     4. `current` changes only with `move`, after the client has moved: a client can refuse a cluster

@@ -139,7 +139,8 @@ class Consumer:
             self._hooks.on_acknowledge_cumulative(self, message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
+        """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`, or after
+        the delay of `negative_ack_redelivery_backoff`.
 
         Raises AlreadyClosed if the consumer is closed, and WrongType for a value of another type.
         Raises OperationNotSupported for an id without a topic if the consumer has several topics.

@@ -270,7 +270,8 @@ class AuthorizationError(PulsarException):
 
 
 class BrokerMetadataError(PulsarException):
-    """The broker could not read or change its metadata."""
+    """The broker could not read or change its metadata, or `unsubscribe` was called while the
+    subscription had other consumers."""
 
     result = Result.BrokerMetadataError
 
@@ -295,22 +296,24 @@ class ChecksumError(PulsarException):
 
 
 class ConsumerBusy(PulsarException):
-    """Another consumer holds the subscription, or the subscription has another type."""
+    """The subscription cannot admit the consumer now: its connected consumers exclude others or use
+    another type or policy, or the limit of consumers is reached."""
 
     result = Result.ConsumerBusy
     definite = True
 
 
 class ProducerBusy(PulsarException):
-    """Another producer with the same name is connected."""
+    """The topic cannot admit the producer now: the name is in use, another producer has or awaits
+    exclusive access, or the limit of producers is reached."""
 
     result = Result.ProducerBusy
     definite = True
 
 
 class ProducerFenced(PulsarException):
-    """Another producer took exclusive access and ended this one. Its pending messages may have been
-    stored."""
+    """Another producer took exclusive access and ended this one, whose pending messages may have
+    been stored; or this producer asked for exclusive access, and another producer is connected."""
 
     result = Result.ProducerFenced
 
@@ -323,7 +326,7 @@ class TopicTerminated(PulsarException):
 
 
 class TopicNotFound(PulsarException):
-    """The topic, its namespace or its tenant does not exist."""
+    """The topic, its namespace, its tenant or the wanted version of its schema does not exist."""
 
     result = Result.TopicNotFound
     definite = True
@@ -351,7 +354,7 @@ class ConsumerAssignError(PulsarException):
 
 
 class IncompatibleSchema(PulsarException):
-    """The schema is not compatible with the topic's schema."""
+    """The schema is invalid, or not compatible with the topic's schema."""
 
     result = Result.IncompatibleSchema
     definite = True
@@ -372,7 +375,7 @@ class TooManyLookupRequestException(PulsarException):
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
-    """The topic's backlog is at its limit, and the topic's policy holds producers."""
+    """The topic's backlog is at its limit, and the topic's policy makes producers wait."""
 
     result = Result.ProducerBlockedQuotaExceededError
     definite = True

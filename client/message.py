@@ -110,8 +110,8 @@ class Message:
         """Return the payload, decoded with the consumer's schema if it has one.
 
         With a schema, a message whose content was None has the value None. With a SEPARATED
-        KeyValueSchema, it is a KeyValue whose value is None. The schema raises
-        ValueError or TypeError for a payload that it cannot decode. Raises InvalidMessage if the
+        KeyValueSchema, this value is a KeyValue whose `value` is None. The schema raises ValueError
+        or TypeError for a payload that it cannot decode. Raises InvalidMessage if the
         broker does not know the schema version of the message. In the synchronous client, the call
         asks the broker for a version that the client lacks, and raises the errors of this request.
         """

@@ -136,7 +136,7 @@ class KeySharedMode(NamedEnum):
 
 
 HASH_SLOTS: Final = 65_536
-"""The number of hash values of keys: 0 to 65535."""
+"""The number of hash slots of a KeyShared subscription: 0 to 65535. No key has the hash 0."""
 
 
 class KeySharedPolicy:
@@ -263,8 +263,9 @@ class ConsumerDecodeFailureAction(NamedEnum):
     """A consumer's action for an entry whose checksum, layout or compression is wrong.
 
     DISCARD: the client logs an error and reports the entry to the broker, which acknowledges it.
-    FAIL: the entry stays unacknowledged, and the next `receive` raises the error. Apache's clients
-    always discard.
+    FAIL: the entry stays unacknowledged, and the next `receive` raises the error. With FAIL, the
+    same applies to an incomplete chunked message that the client would otherwise acknowledge.
+    Apache's clients always discard.
     """
 
     DISCARD = 0

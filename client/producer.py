@@ -58,7 +58,7 @@ class Producer:
     async def send(self, *args: Any, **kwargs: Any) -> MessageId:
         """Publish a message and wait until it is stored. Returns its id.
 
-        Messages that several tasks send in the same turn of the loop share a batch.
+        Messages that several tasks send in the same turn of the loop can share a batch.
 
         - `content`: the payload, or the value that the schema encodes. None: no value. On a
           compacted topic, a message without a value deletes its key.

@@ -49,7 +49,7 @@ class Scope:
     def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run `coroutine` in a task. The task ends with the scope at the latest.
 
-        Raises AlreadyClosed if the scope has begun to end.
+        Raises AlreadyClosed if the task group takes no more tasks, because the scope ends.
         """
         assert self._group is not None
         try:

@@ -589,7 +589,8 @@ class Consumer:
             self._hooks.on_acknowledge_cumulative(self, message)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
+        """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`, or after
+        the delay of `negative_ack_redelivery_backoff`.
 
         Raises AlreadyClosed if the consumer is closed.
         """
@@ -1017,8 +1018,8 @@ async def _made(options: ClientOptions, environment: Environment) -> AsyncClient
 
 
 _RUNNING: set[_Engine] = set()
-"""The engines of all clients that are not closed. The program shuts them down when it exits.
-Otherwise it could hang or crash in the engines' threads."""
+"""The engines of all clients that are not closed. `_end_open_clients` shuts them down when the
+program exits. Otherwise the program could hang or crash in the engines' threads."""
 
 
 @atexit.register

@@ -58,7 +58,7 @@ class _Type:
     """The branches of a union, the one type of the items of an array or map, or the fields of a
     record that take bytes."""
     size: int = 0
-    """The size of each value. 0: the size varies, or the value or a value in it takes no bytes."""
+    """The bytes of each value. 0: their number varies, or the value or one in it takes no bytes."""
     is_decimal: bool = False
     empties: int = 0
     """The number of values without bytes in one value, without those in its parts."""
@@ -69,7 +69,7 @@ class _Type:
     blind: int = 0
     """The number of values that fastavro skips in one value without noticing the payload's end."""
     is_blind: bool = False
-    """Whether fastavro can skip a whole value after the end without an error."""
+    """Whether fastavro can skip a whole value after the payload's end without an error."""
 
     @property
     def is_empty(self) -> bool:
@@ -82,7 +82,7 @@ def payload_check(schema: Any, *, may_skip: bool) -> Callable[[bytes], None] | N
 
     None: all payloads are safe. `schema`: the writer's schema in fastavro's parsed form.
     `may_skip`: the reader's schema differs and may lack fields. Raises ValueError if the schema is
-    nested too deeply for the decision.
+    nested too deeply for the decision, or has a fixed type of an invalid size.
     """
     types = _Types()
     try:
@@ -186,7 +186,7 @@ def _leaf(made: _Type) -> _Type:
 def _is_bounded(root: _Type, *, may_skip: bool) -> bool:
     """Return whether no check is necessary: no value is a decimal, each value takes a byte that
     fastavro reads, and the schema bounds the depth to DEPTH_MAX."""
-    depths: dict[int, int] = {}  # id of a type -> depth; 0: unbounded, or not known yet
+    depths: dict[int, int] = {}  # id of a type -> depth; 0: needs a check, or not known yet
 
     def depth_of(found: _Type) -> int:
         known = depths.get(id(found))

@@ -64,9 +64,9 @@ class AutoConsumeSchema(Schema):
     """Decodes each message with the schema of its producer. For consumers, readers and table views
     only.
 
-    The value of an AVRO, JSON or PROTOBUF_NATIVE message is a GenericRecord. The value of a
-    key-value message is a KeyValue. The value of a primitive type has the corresponding Python
-    type. The value of a message without a schema is bytes.
+    The value of an Avro record, a JSON object or a PROTOBUF_NATIVE message is a GenericRecord. The
+    value of a key-value message is a KeyValue. The value of a primitive type has the corresponding
+    Python type. The value of a message without a schema is bytes.
     """
 
     def __init__(self) -> None:

@@ -135,7 +135,7 @@ def _record(cls: Any, defined: Defined) -> Any:
         shown: dict[str, Any] = {"name": key}
         if default is not _MISSING:
             shown["default"] = _by_value(default) if is_model(cls) else plain(default)
-        if optional is not None:  # in Avro, the default must have the first type
+        if optional is not None:  # Avro: a union's default must have the union's first type
             first_null = default is _MISSING or default is None
             kind = ["null", kind] if first_null else [kind, "null"]
         shown["type"] = kind

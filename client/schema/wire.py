@@ -37,7 +37,8 @@ AUTO_CONSUME_SCHEMA: Final = pb.Schema(
 def wire_schema(schema: Schema | None) -> pb.Schema | None:
     """Return the schema for PRODUCER and SUBSCRIBE. None: the command has no schema.
 
-    Returns None for AUTO_CONSUME. If the broker knows it, the caller sends AUTO_CONSUME_SCHEMA.
+    Returns None for the types NONE, BYTES and AUTO_CONSUME. For AUTO_CONSUME, the caller sends
+    AUTO_CONSUME_SCHEMA if the broker knows it.
     """
     info = None if schema is None else schema.schema_info()
     if info is None or info.schema_type() <= SchemaType.NONE:

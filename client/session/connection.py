@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 KEEPALIVE_S: Final = 30.0
-"""The time in seconds between two PINGs, as in Pulsar."""
+"""The seconds between two keep-alive PINGs, as in Pulsar. silence.py decides on further PINGs."""
 
 SILENT_INTERVALS_MAX: Final = 2
 """The client ends a session if the broker sends nothing for this many keep-alive intervals."""
@@ -236,7 +236,7 @@ class Connection:
     # Credentials
 
     async def _introduce(self) -> None:
-        """Send CONNECT. If the client gets no credentials, the session does not open."""
+        """Send CONNECT. If fetching the credentials fails, the session does not open."""
         try:
             data = await self._credentials.data()
         except PulsarException as error:
@@ -646,7 +646,8 @@ class Connection:
         for watch in watches.values():
             watch.on_disconnected(error)
         asked, self._asked = self._asked, {}
-        for done in asked.values():  # last: callbacks must not find this connection attached
+        # Last: a callback must find its producer or consumer detached.
+        for done in asked.values():
             done(error)
 
 

@@ -239,7 +239,8 @@ class Lookup:
     async def topics(
         self, namespace: str, mode: pb.CommandGetTopicsOfNamespace.Mode.ValueType
     ) -> list[str]:
-        """Return the full names of all topics of a namespace. Raises the errors of `owner`."""
+        """Return the full names of a namespace's topics of the kinds that `mode` selects. Raises
+        the errors of `owner`."""
         connection = await self.any_broker()
         with self._turning_after_error(connection.broker):
             answer = await self._answer(
@@ -283,7 +284,7 @@ class Lookup:
         """Try the brokers of the service URL in turn. Return a session with the first broker that
         accepts a session.
 
-        Raises ConnectError if no broker is reachable.
+        Raises ConnectError if no broker is reachable. Raises any other error of a broker at once.
         """
         failures: list[str] = []
         for broker in self._in_turn():

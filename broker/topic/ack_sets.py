@@ -1,11 +1,11 @@
 """Checks the ack sets that clients send, before a cursor stores them.
 
 An ack set of a batch of n messages has ceil(n / 64) words at most. Bits beyond the batch have no
-meaning. The subscription notes the sizes of the batches that it reads, so the size of a delivered
-batch is known. A client may acknowledge a batch that it got from the topic's former owner. The size
-of this batch is not known here. So ack sets of batches of unknown size have limits of their own:
-for the words of one set, and for the words of all such sets. When the batch is read, its set is cut
-to the batch (`Cursor.limit_batch`).
+meaning. The subscription notes the sizes of the last batches that it read, so the size of a
+delivered batch is usually known. A client may acknowledge a batch that it got from the topic's
+former owner. The size of this batch is not known here. So ack sets of batches of unknown size have
+limits of their own: for the words of one set, and for the words of all such sets. When the batch is
+read, its set is cut to the batch (`Cursor.limit_batch`).
 """
 
 from __future__ import annotations

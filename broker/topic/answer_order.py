@@ -1,8 +1,8 @@
 """Keeps the answers to a producer in the order of its sends. A machine.
 
 The topic answers an appended entry when the log reports it as durable; the log reports entries in
-order. An answer that does not depend on the log (duplicate, refuse) waits for the entries that were
-appended before it.
+order. An answer that does not depend on the log (duplicate, refuse) waits until the entries of this
+producer that were appended earlier are durable.
 
 Invariants (`check`):
     1. The waiting answers are in the order of the sends. Each waits for at least one entry that is

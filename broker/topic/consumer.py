@@ -39,7 +39,8 @@ limit are dropped."""
 
 class ConsumerHandle:
     """A session's handle of a consumer, made by `Topic.subscribe`. Once the client or the broker
-    has closed the consumer, the handle drops notices, and requests raise ConsumerNotFound."""
+    has closed the consumer, the handle drops notices. Acknowledgements then get ConsumerNotFound,
+    and requests other than `close` raise it."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class ConsumerHandle:
 
     def redeliver(self, positions: Sequence[Position] | None, epoch: int | None = None) -> None:
         """Redeliver these entries. None: all unacknowledged entries of the consumer. Later
-        deliveries carry `epoch`."""
+        deliveries carry the highest `epoch` so far."""
         if epoch is not None:
             self.epoch = max(epoch, self.epoch or 0)
         if self.attached:
@@ -153,8 +154,8 @@ class ConsumerHandle:
     def negative_ack(self, positions: Sequence[Position], returned: Sequence[Position]) -> None:
         """For a Key_Shared subscription with `ordered_nacks`: withhold the later entries of the
         keys of `positions`, and take back `returned`, the later entries that the consumer has not
-        processed. Closes the consumer if the subscription withholds too many. Raises NotAllowed for
-        other subscriptions, and for more than NEGATIVE_ACKS_MAX ids."""
+        processed. Closes the consumer if the subscription would withhold too many entries. Raises
+        NotAllowed for other subscriptions, and for more than NEGATIVE_ACKS_MAX ids."""
         if len(positions) + len(returned) > NEGATIVE_ACKS_MAX:
             why = f"it names more than {NEGATIVE_ACKS_MAX} message ids"
             raise NotAllowed("an ordered negative acknowledgement", why)

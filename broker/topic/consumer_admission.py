@@ -35,7 +35,8 @@ class SubscribeRates:
         self._tokens: dict[_Key, tuple[float, float]] = {}
 
     def take(self, key: _Key, rate: SubscribeRate, now: float) -> bool:
-        """Take a token of this consumer. Returns True when it had one: it may subscribe now."""
+        """Take a token of this consumer. Returns True if the consumer may subscribe now: it had a
+        token, or the rate has no limit."""
         if rate.subscribes_max == 0:
             self._tokens.clear()
             return True

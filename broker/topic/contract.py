@@ -126,7 +126,7 @@ class LastMessage:
     """The answer to GET_LAST_MESSAGE_ID."""
 
     position: Position  # EARLIEST: the topic is empty
-    batch_index: int  # the index of the last message; -1: the entry is not a batch
+    batch_index: int  # the place of the last message in its batch; -1: the entry is not a batch
     mark_delete: Position
     partition: int = -1  # the partition in the ids of messages; -1: the topic is not a partition
 
@@ -146,7 +146,8 @@ class ProducerEvents(Protocol):
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
         """Send receipts: the entries are durable in this ledger. `receipts`: the sequence id, the
         highest sequence id (0: the client sent none) and the entry id of each entry, in send order.
-        Ledger and entry ids are -1 for duplicates of stored entries."""
+        Ledger and entry ids are -1 for duplicates of stored entries, and for entries that a
+        non-persistent topic has dropped."""
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
         """Tell the client that the broker refuses this entry. Receipts and refusals come in send

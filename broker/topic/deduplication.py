@@ -2,8 +2,8 @@
 
 While the policy is on, the stage (duplicates.py) drops entries that are stored already. The
 sequence ids of durable entries are kept in memory, and are journaled beside the cursors. The broker
-journals them after `entries_interval` entries, SNAPSHOT_BYTES bytes or `interval_s` seconds, when
-the log drops ledgers, and at a clean close.
+journals them when `entries_interval` entries or SNAPSHOT_BYTES bytes are durable since the last
+time, `interval_s` seconds after the last time, when the log drops ledgers, and at a clean close.
 
 A new owner reads the journaled sequence ids and then the later entries of the log. So the new owner
 recognises every message for which the former owner sent a receipt, also when the former owner died
@@ -41,8 +41,8 @@ REPLAY_BYTES_MAX: Final = 4 << 20
 """The maximum bytes of one read of the log, when sequence ids are restored."""
 
 SNAPSHOT_BYTES: Final = 64 << 20
-"""The number of published bytes after which the next snapshot is due. A recovery then reads little
-more than these bytes."""
+"""The number of published bytes after which the broker journals the sequence ids again. A recovery
+then reads little more than these bytes."""
 
 log = get_logger(__name__)
 
@@ -85,7 +85,7 @@ class Deduplication:
         self._policies = policies
         self._clock = clock
         self._config = config
-        self._entries = 0  # the number of entries after the last snapshot
+        self._entries = 0  # the number of entries since the last call of `snapshot`
         self._bytes = 0
         self._noted_at = asyncio.get_running_loop().time()
         self._switching: asyncio.Lock | None = None  # None: no switch was needed yet
@@ -171,8 +171,8 @@ class Deduplication:
         self._cursors.note_sequences()
 
     async def visit(self, connected: Collection[str]) -> None:
-        """Do the periodic work: journal sequence ids if that is due, and forget producers that left
-        long ago. Raises LogError."""
+        """Do the periodic work: journal sequence ids if that is due, and forget the producers that
+        are not connected and have stored no entry for `inactivity_s`. Raises LogError."""
         if not self.is_settled:
             await self.follow()
         sequences = self.stage.sequences
@@ -187,8 +187,8 @@ class Deduplication:
 
     @property
     def _is_half_off(self) -> bool:
-        """True after a failed `_disable`: the topic's record may lack the sequence ids, although
-        the cursors still have them."""
+        """True when the cursors have sequence ids that the stage does not use: at an open with the
+        policy off, or after a failed `_disable`. The topic's record may lack these sequence ids."""
         return self._cursors.sequences is not None and not self.enabled
 
     async def _enable(self) -> None:

@@ -232,8 +232,8 @@ class DelayedStore:
                 self._work.wake()
 
     def tend(self) -> None:
-        """Replace the open ledger if it lacks bookies and enough bookies are available now. The
-        broker calls this about every `check_interval_s` of the log."""
+        """Replace the open ledger if it is degraded, has the log's `degraded_age_s_min`, and enough
+        bookies are available. The broker calls this about every `check_interval_s` of the log."""
         if self._appender is not None and self._is_worth_moving(self._appender):
             self._moving = True
             self._work.wake()

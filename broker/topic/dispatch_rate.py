@@ -2,8 +2,9 @@
 
 A bucket holds at most the tokens of one period, and is full at first. A read takes a token for each
 message and each byte. It may leave a bucket below zero, because a batch may exceed the tokens that
-are left; the next read then waits longer. So the average is exact. A read waits until the buckets
-have the tokens of REFILL_S seconds, so that a read at a high rate returns more than one entry.
+are left; the next read then waits longer. So the average is exact. A read waits until each bucket
+has the tokens of REFILL_S seconds (at least one), so that a read at a high rate returns more than
+one entry.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The stage that recognises duplicates: entries that the topic holds already.
 
 Theory of operation. A producer's sequence ids rise. The *stored* sequence id of a producer is the
-sequence id of its last durable entry. `Sequences` keeps it. An entry is a duplicate if its last
-sequence id is at most the stored sequence id. An entry is new if its first sequence id is higher
-than the sequence ids of all entries that have passed the stage.
+highest sequence id of its durable entries. `Sequences` keeps it. An entry is a duplicate if its
+last sequence id is at most the stored sequence id. An entry is new if its first sequence id is
+higher than the sequence ids of all entries of the producer that have passed the stage.
 
 Between these two cases, the entry repeats an entry that has passed and has no known outcome: a
 client has reconnected and resends the entries without a receipt. The stage waits for the outcome of
@@ -85,7 +85,7 @@ class _Progress:
             chunked.publish = None
         while passed and passed[0][1].unknown == 0:
             passed.popleft()
-        # The producer of the last publish was closed: its outcome is known before earlier ones.
+        # If its producer was closed, the last publish may have an outcome before earlier ones.
         while passed and passed[-1][1].unknown == 0:
             passed.pop()
 

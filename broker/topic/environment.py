@@ -45,7 +45,7 @@ class TopicEnvironment:
     latency: LatencyHistogram | None = None  # the publish latency; None: each topic has its own
     # The budget for the bytes that the broker holds for producers. None: each topic has its own.
     budget: PublishBudget | None = None
-    deduplication: DeduplicationConfig | None = None
+    deduplication: DeduplicationConfig | None = None  # None: the defaults
     failover: FailoverRules = FAILOVER_DEFAULTS
-    key_shared: KeySharedSettings | None = None
+    key_shared: KeySharedSettings | None = None  # None: the defaults
     turns: Turns = field(default_factory=Turns)  # the turns of long computations

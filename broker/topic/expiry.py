@@ -1,8 +1,8 @@
 """The expiry of messages that are older than their time to live, and of subscriptions that no
-consumer has used for a long time.
+consumer has used for a long time. Also the reads for the backlog ages in the metrics.
 
-Both are chores (`broker/chores.py`). They destroy data, so they do nothing while the policies of
-the topic are not up to date.
+All are chores (`broker/chores.py`). An expiry destroys data, so it does nothing while the policies
+of the topic are not up to date.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESUMED_PER_TURN: Final = 500
-"""The number of producers that continue in one turn of the event loop, at about 15 us each."""
+"""The most producers that continue in one turn of the event loop, at about 15 us each."""
 
 
 class Holder(Protocol):

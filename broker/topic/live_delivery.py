@@ -1,9 +1,10 @@
 """Delivers the entries of a non-persistent topic to its subscriptions.
 
 With at most SUBSCRIPTIONS_PER_STEP subscriptions, the topic delivers in the step of the publish.
-With more subscriptions it queues the entries, and a task delivers them in several steps of the
-event loop, for about STEP_US each. Each step takes a turn (runtime/turns.py), so only one topic has
-a step in a turn of the loop. Every subscription gets the entries in the order of the publishes.
+With more subscriptions, or while entries are queued, it queues the entries. A task delivers them in
+several steps of the event loop, for about STEP_US each. Each step takes a turn (runtime/turns.py),
+so only one topic has a step in a turn of the loop. Every subscription gets the entries in the order
+of the publishes.
 
 The queue is bounded: a connection reads no more commands until the queue is empty, so the queue has
 at most the entries that each connection has published in one step.

@@ -108,9 +108,9 @@ class LiveSubscription:
             handle.events.active_changed(change.active)
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
-        """Probe the clients of the incumbents of a refusal, and evict the consumers whose clients
-        do not answer. Raises the error of the refusal if a client answers, or if there is no
-        incumbent."""
+        """Evict the incumbents of the refusal, the consumers that block the new one, if their
+        clients do not answer a probe. Raises the error of the refusal if a client answers, or if
+        there is no incumbent."""
         if not refused.incumbents:
             raise refused.error
         for machine in refused.incumbents:

@@ -10,8 +10,8 @@ RATE_WINDOW_S: Final = 10.0
 """An event this long ago counts 1/e of an event that happens now."""
 
 CLIENTS_PER_TURN: Final = 100
-"""The number of producers or consumers that are described or disconnected in one turn of the
-loop, at 20 us each."""
+"""The most producers or consumers that are described or disconnected in one turn of the loop, at
+20 us each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,8 @@ class OldestUnacked:
 
     async def last_before(self, cutoff_ms: int) -> Position | None:
         """The last entry that was appended before this time. None: the oldest unacknowledged entry
-        was appended later, or there is none. Approximate where the clocks of two owners disagree.
-        Raises ReadFailed."""
+        was not, or there is none. Approximate where the clocks of two owners disagree. Raises
+        ReadFailed."""
         oldest = await self.find()
         if oldest is None or oldest.appended_ms >= cutoff_ms:
             return None

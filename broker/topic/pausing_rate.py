@@ -3,8 +3,8 @@
 The messages that were read are published and counted, even beyond the rate. So the token buckets
 may fall below zero. The broker does not read on from the publishing connections until tokens are
 available again. The average is exact, except that the debt beyond DEBT_PERIODS_MAX periods is
-forgotten. A burst exceeds the rate by a frame of each connection. As in Pulsar, the other producers
-of a paused connection wait as well.
+forgotten. A burst exceeds the rate by at most a frame of each connection. As in Pulsar, the other
+producers of a paused connection wait as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LOOK_S: Final = 1.0
 """The interval in seconds at which a waiting connection checks the rate, which may have changed."""
 
 DEBT_PERIODS_MAX: Final = 60
-"""The limit of the debt: a minute of a broker's rate. A compressed batch of 60 bytes may claim a
-million messages. Without the limit, all producers of the broker would wait for the claims of one
-producer."""
+"""The limit of the debt, in periods of the rate. A broker's rate has a period of 1 s, so that its
+limit is a minute. A compressed batch of 60 bytes may claim a million messages. Without the limit,
+all producers of the broker would wait for the claims of one producer."""
 
 WAIT_S_MIN: Final = 0.001
 """The shortest sleep: rounding errors of a fraction of a token can leave a wait of almost 0 s."""

@@ -1,4 +1,5 @@
-"""Pages of the pending entries of a subscription, with their messages' metadata.
+"""Pages of the pending entries of a subscription: those that consumers have received and not
+acknowledged. A page has the metadata of their messages.
 
 If an entry cannot be read, the page lists it with the error. Operators look at pending entries most
 often when something is wrong.

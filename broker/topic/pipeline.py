@@ -229,11 +229,12 @@ class Pipeline:
 
 
 class SizeStage:
-    """Refuses entries that are larger than the size that the broker announced at CONNECT.
+    """Refuses entries whose payload is larger than the size that the broker announced at CONNECT,
+    and entries that are larger than this size and the room for metadata together.
 
     Apache's clients compare the payload after compression with the announced size, so a message or
-    a batch may be larger before compression. The stage refuses an entry whose uncompressed size is
-    more than UNCOMPRESSED_FACTOR times the announced size, unless the entry is a chunk.
+    a batch may be larger before compression. The stage also refuses an entry whose uncompressed
+    size is more than UNCOMPRESSED_FACTOR times the announced size, unless the entry is a chunk.
     """
 
     __slots__ = (
@@ -266,7 +267,7 @@ class SizeStage:
 
 
 class ChecksumStage:
-    """Refuses entries whose bytes do not match the checksum of their producer."""
+    """Refuses entries whose bytes do not match the checksum that their producer sent with them."""
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
         stated = publish.sends.checksums

@@ -1,4 +1,4 @@
-"""A producer of a topic: it accepts publishes, and answers each of them once, in send order.
+"""A producer of a topic: it accepts publishes, and answers their entries in send order.
 
 A publish is a run of entries that the session has read from one frame. The publish passes the
 topic's stages, and then the log appends its entries, all in the same step of the event loop. If a

@@ -3,7 +3,7 @@
 A *connected* producer publishes. A *waiting* one asked for exclusive access (WaitForExclusive)
 while other producers were connected. When the last of these leaves, the first of the queue takes
 their place. The topic's epoch rises with each new exclusive producer, and is durable before that
-producer learns of it. So a former producer that returns is recognised and fenced.
+producer learns of it. So a former exclusive producer that returns is recognised and fenced.
 
 A producer, connected or waiting, that blocks a new one is probed first. If its client does not
 answer, the producer is evicted and the new producer is admitted. If the new producer is the same

@@ -60,8 +60,8 @@ class Producer(Protocol):
         """Return when the topic accepts more entries, or at once if the producer has ended."""
 
     async def close(self) -> None:
-        """Close the producer for its client. Before it ends, it answers the outstanding
-        publishes."""
+        """Close the producer for its client. Before it ends, it waits a few seconds at most for the
+        answers of the outstanding publishes."""
 
     def close_nowait(self) -> None:
         """End the producer because its connection has closed. It answers nothing more."""

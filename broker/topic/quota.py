@@ -8,8 +8,8 @@ of the oldest entry in the backlog.
   until the backlog is below its quota. With producer_request_hold, their clients wait; with
   producer_exception, their sends fail.
 - consumer_backlog_eviction: the topic acknowledges the oldest entries for the durable subscriptions
-  that have not acknowledged them. The backlog then has EVICTION_TARGET of the size limit, or no
-  entry older than the age limit.
+  that have not acknowledged them. The backlog then has at most EVICTION_TARGET of the size limit,
+  or no entry older than the age limit.
 """
 
 from __future__ import annotations

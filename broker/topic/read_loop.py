@@ -63,8 +63,8 @@ log = get_logger(__name__)
 
 
 class ReadLoop:
-    """`tell` reports an answer to the dispatcher and executes the dispatcher's actions. One of
-    these actions may call `want` for the next read. `on_read` gets the entries before the
+    """`tell` reports the end of a read to the dispatcher and executes the dispatcher's actions. One
+    of these actions may call `want` for the next read. `on_read` gets the entries before the
     dispatcher gets them."""
 
     __slots__ = (
@@ -245,8 +245,9 @@ class ReadLoop:
     async def _replay(
         self, positions: list[Position], bytes_left: int
     ) -> tuple[list[StoredEntry], Position]:
-        """Read the entries at these positions. Returns the entries, and the last position that was
-        tried. The byte limit ends a replay early, and so does a failure after the first entries."""
+        """Read the entries at these positions. Returns the entries, also the unwanted ones between
+        joined requests, and the last position that was tried. The byte limit ends a replay early,
+        and so does a failure after the first entries."""
         entries: list[StoredEntry] = []
         through = EARLIEST
         for first, last in runs(positions, REPLAY_GAP_ENTRIES):

@@ -51,8 +51,8 @@ class Trimmer:
             topic_log.trim()
 
     def _trimmable(self) -> Position | None:
-        """The position up to which no ledger is needed at present. None: nothing to trim. The log
-        calls this when it writes the topic's record."""
+        """The position up to which no ledger is needed at present. None: no ledger may be dropped.
+        The log calls this when it writes the topic's record."""
         if not self._is_fresh():
             return None
         topic_log = self._log

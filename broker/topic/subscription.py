@@ -112,7 +112,8 @@ class _AckView:
 
 class Subscription:
     """One subscription of a persistent topic. It calls `abandoned` when it is deleted. A
-    non-durable subscription also calls `abandoned` when its last consumer has left."""
+    non-durable subscription also calls `abandoned` when its last consumer has left; after a seek,
+    only if no consumer has returned for RETURN_S."""
 
     __slots__ = (
         "_abandoned",
@@ -283,7 +284,7 @@ class Subscription:
 
     def on_policies(self, limits: Limits) -> None:
         """The limits or rates of the topic may have changed. The subscription takes its limits
-        here and at once blocks the consumers that have reached them."""
+        here, and at once blocks or unblocks its consumers by them."""
         self._limits.unacked_per_consumer = limits.unacked_per_consumer
         self._limits.unacked_per_subscription = limits.unacked_per_subscription
         for machine in self.consumers:

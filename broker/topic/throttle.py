@@ -6,10 +6,10 @@ publishes behind a gate, which opens when the buckets are above zero again. Othe
 same connection continue until the held producer has gathered HELD_BYTES_MAX (producer.py). From
 then on the broker does not read from the connection, because the client would send without end.
 
-While all producers of the broker together hold too many bytes, publishes pass even without tokens.
-Then the broker does not read from their connections until the gate opens (`wait_room` of the
-producer). The average stays exact, and waiting publishes of a slow rate take no memory from the
-other topics.
+While all producers of the broker together hold too many bytes (`PublishBudget.may_hold`), publishes
+pass even without tokens. Then the broker does not read from their connections until the gate opens,
+or producers may hold publishes again (`wait_room` of the producer). The average stays exact, and
+waiting publishes of a slow rate take no memory from the other topics.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class RateStage:
 
 
 class TopicSizeStage:
-    """Refuses messages that are larger than the topic's policy allows. Chunks are exempt: a message
-    in chunks is meant to be larger than one entry may be."""
+    """Refuses entries whose payload is larger than the topic's policy allows. Chunks are exempt: a
+    message in chunks is meant to be larger than one entry may be."""
 
     __slots__ = "bytes_max"
 

@@ -10,7 +10,8 @@ again, and send the messages without a receipt again, in order, to the next owne
 `on_failed` once, and the broker closes the topic.
 
 A clean close takes these steps in order, within CLOSE_TIMEOUT_S: accept no more publishes, send the
-outstanding receipts, disconnect all clients, make the cursors durable, close the ledgers.
+outstanding receipts, disconnect all clients, make the cursors durable, store the index of delayed
+messages, close the ledgers.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ RESUME_BELOW_BYTES: Final = 1 << 20
 
 ACKED_PER_TURN: Final = 1_000
 """The ledgers that a stream calls with acks in one turn of the event loop: 5 us each. The streams
-do not take turns with acks: with 10,000 busy ledgers, the last ones would get their acks late."""
+do not share this limit: with 10,000 busy ledgers, the last ones would then get their acks late."""
 
 LEDGERS_PER_TURN: Final = 250
 """The ledgers that all streams together tell of a loss, a connection or a refused add in one turn
@@ -132,13 +132,14 @@ class AddStream:
         self._now.set()
 
     def on_end(self) -> None:
-        """`run` has ended unexpectedly. The next `run` tells the ledgers."""
+        """`run` has ended unexpectedly. The next `run` tells the ledgers of a lost stream."""
         self._answer_waiting(False)
         if self._outbox is not None:
             self._lose()
 
     async def connect(self, timeout_s: float) -> bool:
-        """Return whether the stream is open, now or after the next attempt."""
+        """Return whether the stream is open, now or after the next attempt. False also if the
+        attempt does not end within `timeout_s`."""
         if self._outbox is not None:
             return True
         attempt = asyncio.get_running_loop().create_future()

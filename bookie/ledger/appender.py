@@ -296,7 +296,7 @@ class LedgerAppender:
     def on_stream(self, stream: AddStream) -> None:
         seat = self._seats.get(stream)
         if seat is None:
-            return  # another ledger's callback has just replaced the member
+            return  # the appender has detached from this stream
         if stream.put is None:
             self._refusals[stream.member] = BookieCode.CONNECTION_LOST
             self._services.health.on_error(stream.member, self._loop.time())
@@ -523,7 +523,7 @@ class LedgerAppender:
         self._services.bad_copies.note(self.ledger, missed.member, missed.first, missed.last)
 
     def _leave(self) -> None:
-        """Detach from all streams and release all kept entries. Idempotent."""
+        """Detach from all streams, note missed entries, begin to collect late acks. Idempotent."""
         if not self._seats:
             return
         for missed in self._writer.missed:

@@ -2,9 +2,9 @@
 them for repair.
 
 No I/O, no clock, no tasks. When a replica fails to return a confirmed entry, the reader asks
-another replica. The bad copy would stay, and the entry would have one copy less. So the reader
-notes the bad copy here. The process takes the notes regularly (`drain`) and adds them to the
-ledgers' under-replication records.
+another replica. Without a repair, the entry would keep one sound copy less. So the reader notes the
+bad copy here. The process takes the notes regularly (`drain`) and adds them to the ledgers'
+under-replication records.
 
 Notes for one ledger and one member are merged into a few ranges. So a member that lost a whole
 ledger costs one note, not one note per entry. A note is a hint. The replicator itself checks which
@@ -54,7 +54,7 @@ class BadCopies:
         self.note(ledger, member, entry, entry)
 
     def note(self, ledger: LedgerId, member: Member, first: int, last: int) -> None:
-        """Note that the member lacks sound copies of some of the entries `first` to `last`."""
+        """Note that the member may lack sound copies of some of the entries `first` to `last`."""
         assert 0 <= first <= last
         key = ledger, member
         ranges = self._notes.get(key, [])

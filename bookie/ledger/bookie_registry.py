@@ -3,7 +3,7 @@
 The list is a hint. A bookie that just died stays listed until its session expires. A bookie that
 lost its session may still be serving. Only the bookie itself knows its state. While the metadata
 store is unreachable, the last list stays valid. An operator may set a bookie to draining: it still
-serves, but gets no new ledgers.
+serves, but gets no seat in new ledgers or segments.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class BookieRegistry:
 
     @property
     def writable(self) -> tuple[BookieRegistration, ...]:
-        """The bookies that may get new ledgers, sorted by name: listed, neither read-only nor
-        draining."""
+        """The bookies that may get seats in new ledgers and segments, sorted by name: listed,
+        neither read-only nor draining."""
         return tuple(each for member, each in self._listed.items() if self.is_writable(member))
 
     @property
@@ -58,7 +58,7 @@ class BookieRegistry:
 
     @property
     def draining(self) -> frozenset[BookieId]:
-        """The bookies that an operator drains or decommissions: they get nothing new."""
+        """The bookies that an operator drains or decommissions: they get no new seats."""
         return frozenset(self._draining)
 
     @property
@@ -67,16 +67,16 @@ class BookieRegistry:
         return frozenset(bookie for bookie, leaves in self._draining.items() if leaves)
 
     def is_writable(self, member: Member) -> bool:
-        """Return whether the member may get new ledgers."""
+        """Return whether the member may get seats in new ledgers and segments."""
         registration = self._listed.get(member)
         full = registration is None or registration.read_only
         return not full and member.bookie not in self._draining
 
     def find(self, member: Member) -> BookieRegistration | None:
-        """Return the registration with the member's address; None: its bookie was never listed. If
-        the member is not listed, this is the last registration of its bookie, perhaps under another
-        incarnation. A bookie that lost its session still answers reads. A bookie with a new
-        incarnation may still serve the store of its former incarnation."""
+        """Return the registration with the member's address; None: this process never saw its
+        bookie listed. If the member is not listed, this is the last registration of its bookie,
+        perhaps under another incarnation. A bookie that lost its session still answers reads. A
+        bookie with a new incarnation may still serve the store of its former incarnation."""
         return self._listed.get(member) or self._last_seen.get(member.bookie)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:

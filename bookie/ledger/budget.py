@@ -1,8 +1,8 @@
 """ByteBudget: the memory that all ledgers of a process may use for entries in flight.
 
 Each ledger reports its use (`account`): in total, and for bookies that answer later than the
-others. Above `retained_bytes_max` the appenders wait. Above `lag_bytes_max` for one bookie, the
-ledgers that notice this treat the bookie as failed.
+others. At `retained_bytes_max`, callers wait in `wait_room`. Above `lag_bytes_max` for one bookie,
+the ledgers that notice this fail its seat, if their other seats are enough to confirm.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ByteBudget:
                 wake()
 
     def when_room(self, key: object, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when the budget is no longer exhausted."""
+        """Call `wake` once, when the budget next ceases to be exhausted."""
         self._waiting[key] = wake
 
     def check(self) -> None:

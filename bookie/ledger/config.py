@@ -17,7 +17,8 @@ class LedgerConfig:
     Memory for entries in flight has three limits. `unconfirmed_bytes_max` is the limit of one
     ledger for entries that are not confirmed. `retained_bytes_max` is the limit of the process. At
     these two limits, callers wait in `wait_room`. `lag_bytes_max` is the limit for entries that are
-    kept only for one late bookie. Above it, the bookie counts as failed.
+    kept only for one late bookie. Above it, the bookie counts as failed, if the others are enough
+    to confirm.
     """
 
     ensemble_size: int = 3

@@ -58,8 +58,8 @@ class Ensembles:
         return len(self._reliable()) >= (quorum or self._config.quorum).ensemble_size
 
     async def found(self, quorum: Quorum | None = None) -> tuple[Quorum, tuple[Member, ...]]:
-        """Return the quorum and the ensemble of a new ledger. They are smaller than `quorum` when
-        fewer bookies answer. `quorum` None: the configured quorum. Raises NotEnoughBookies."""
+        """Return the quorum and the ensemble of a new ledger. They are smaller than `quorum` says
+        when too few bookies answer. `quorum` None: the configured one. Raises NotEnoughBookies."""
         wanted = quorum or self._config.quorum
         is_configured = quorum is None or quorum == self._config.quorum
         least = self._config.write_quorum_min if is_configured else wanted.ack_quorum

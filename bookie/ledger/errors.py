@@ -41,7 +41,7 @@ class LedgerFenced(LedgerError):
 
 class LedgerRefused(LedgerError):
     """A bookie refused an add as malformed, or the metadata store refused the ledger's record: a
-    bug in either side.
+    bug in this process, or in the bookie or the store.
 
     The writer stops. The same request to other bookies would only exhaust the ensemble.
     """
@@ -55,7 +55,7 @@ class LedgerRefused(LedgerError):
 
 
 class LedgerClosed(LedgerError):
-    """The writer itself closed or abandoned the ledger; nothing was appended."""
+    """The writer itself closed or abandoned the ledger; the failed call appended nothing."""
 
     def __init__(self, ledger: int) -> None:
         super().__init__(f"ledger {ledger} is closed")
@@ -96,8 +96,8 @@ class NotEnoughBookies(LedgerError):
 
 
 class RecoveryIncomplete(LedgerError):
-    """The ledger could not be closed yet, because too few bookies gave a definite answer. The
-    ledger stays fenced where it was fenced; recover it again later."""
+    """The ledger could not be closed yet, usually because too few bookies gave a definite answer.
+    The ledger stays fenced where it was fenced; recover it again later."""
 
     definite = False
 

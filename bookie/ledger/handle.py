@@ -157,7 +157,7 @@ class LedgerReader:
     async def _ask_stripe(
         self, member: Member, request: ReadRequest, *, sealed: bool
     ) -> dict[int, LedgerEntry]:
-        """Return the sound entries that arrive until the bookie is silent for
+        """Return the sound entries of the answer, or of its part before the bookie is silent for
         `speculative_read_s`."""
         wanted = (
             entry

@@ -38,8 +38,8 @@ log = get_logger(__name__)
 STOPPING: Final = "this process is stopping"
 
 TICK_S: Final = 0.1
-"""The period of ticks, and the largest delay until a timeout is noticed. One tick serves all
-ledgers with pending work."""
+"""The period of ticks. A timeout is noticed at the next tick. One tick serves all ledgers with
+pending work."""
 
 TICKS_PER_TURN: Final = 500
 """Ledgers that are ticked, or told of a change of the list of bookies, in one step of the loop:
@@ -163,7 +163,7 @@ class Ledgers:
 
     def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool:
         """Return whether a ledger created now would probably get a whole ensemble, judged by the
-        list of bookies and the last failed adds. A broker asks this to decide when to roll a
+        list of bookies and their recent errors. A broker asks this to decide when to roll a
         degraded ledger."""
         return self.services.ensembles.full_ensemble_possible(quorum)
 

@@ -1,4 +1,4 @@
-"""BookiePeer: the calls of ledgers to one bookie: over TCP and gRPC, in process, or simulated."""
+"""BookiePeer: the calls to one bookie: over TCP and gRPC, in process, or simulated."""
 
 from __future__ import annotations
 

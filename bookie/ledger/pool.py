@@ -33,7 +33,7 @@ _PURPOSES: Final = ("adds", "recovery", "copies")
 
 class PeerPool:
     """`run` must be running. Keeps one peer and up to three streams for each member for which a
-    caller ever asked. A member is an incarnation of a bookie, so the number of members is small."""
+    caller ever asked. Bookies seldom change their incarnation, so members are few."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PeerPool:
 
     @property
     def longest_outbox(self) -> int:
-        """Bytes that wait to be sent to the bookie that is furthest behind."""
+        """Bytes in the longest outbox of all streams."""
         return max([stream.pending_bytes for stream in self._streams.values()], default=0)
 
     async def run(self) -> None:

@@ -41,7 +41,7 @@ RETRY_S_MAX: Final = 1.0
 
 
 class Presence:
-    """While `run` runs, the bookies hear this broker, unless its event loop stands still."""
+    """While `run` runs and the event loop does not stand still, the bookies hear this broker."""
 
     def __init__(
         self,

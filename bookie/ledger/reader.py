@@ -51,7 +51,7 @@ NEGATIVE = frozenset({BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER})
 
 
 WINDOWS_MAX: Final = 16
-"""The maximum number of windows that one read requests at the same time, one stream each."""
+"""The maximum number of windows that one read requests at the same time, on a connection each."""
 
 
 class Standing(IntEnum):
@@ -120,7 +120,7 @@ class RangeRead:
 
     def __init__(self, replicas: Sequence[Member], *, speculate_after_s: float) -> None:
         self.answers: dict[Member, BookieCode] = {}  # the answers of the replicas that failed
-        self.asking: dict[Member, None] = {}  # the asked members, oldest question first
+        self.asking: dict[Member, None] = {}  # asked, and not answered yet; oldest request first
         self.done = False
         self._waiting = list(replicas)
         self._speculate_after_s = speculate_after_s

@@ -4,8 +4,8 @@ Each step reads, decides and writes, and begins again if another process wrote i
 (`magnetar.metadata.store.update`). A lost reply, a lost race or a repeated call does no harm: a
 step notices that it is done already.
 
-    create       absent                                   -> OPEN     (the creator's token
-                                                                       identifies the owner)
+    create       absent                                   -> OPEN     (the creator's token shows
+                                                                       that a retry is done already)
     ensemble     OPEN, last segment as the writer knows   -> OPEN
     claim        OPEN or IN_RECOVERY                      -> IN_RECOVERY
     close        OPEN (its writer)                        -> CLOSED

@@ -1,4 +1,4 @@
-"""Recovery: closes a ledger whose writer is gone. It decides which bookies to ask, and what their
+"""Recovery: closes a ledger in place of its writer. It decides which bookies to ask, and what their
 answers prove.
 
 No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order.
@@ -14,8 +14,8 @@ to be confirmed; the highest one counts. All entries before the last segment wer
 (2) *Read* from the next entry on; each read also fences. One valid copy is enough. The recovery
 writes the entry back to a whole write set, and counts it as recovered once Qa members hold it. If
 so many members answer "no" that fewer than Qa others remain, the entry was never confirmed. The
-ledger then ends before this entry. In any other case *abort*. A later attempt loses nothing, but a
-wrong end loses data.
+ledger then ends before this entry. If the whole write set has answered and neither holds, *abort*.
+A later attempt loses nothing, but a wrong end loses data.
 
 (3) *Close* at that end, with the length in the last entry's envelope.
 
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 READ_AHEAD_ENTRIES: Final = 2_048
 """The number of entries beyond the last conclusion that the recovery reads from a seat. A writer
-leaves at most 16 MiB of entries in flight. 16,000 entries of 1 KB need eight such reads."""
+leaves about 16 MiB of entries in flight: with entries of 1 KB, eight times this number."""
 
 WRITE_BACK_BYTES_MAX: Final = 16 << 20
 """The limit of bytes in flight to bookies. At the limit the recovery begins no more reads. After a
@@ -106,7 +106,8 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadLength:
-    """Read this confirmed entry from any replica, and pass its length to `on_length`."""
+    """Read this confirmed entry from any replica, and pass the length in its envelope to
+    `on_length`."""
 
     entry: int
 
@@ -264,7 +265,7 @@ class LedgerRecovery:
 
     @property
     def recovered(self) -> int:
-        """Number of entries that were written back."""
+        """Number of entries that were sent for write-back."""
         return 0 if self._writer is None else self.next - self.start - 1
 
     @property

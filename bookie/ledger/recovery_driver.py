@@ -92,7 +92,7 @@ class _Recoverer:
         self._held: dict[AddStream, list[int]] = {}  # entries that wait for the stream's connection
 
     async def run(self) -> Close | Abort:
-        """Run the attempt. The bookies' answers are still received afterwards, until `leave`."""
+        """Run the attempt. Acks of write-backs are still received afterwards, until `leave`."""
         async with self._group:  # none of its tasks fails
             try:
                 self._start(self._tick())

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 ENTRY_OVERHEAD_BYTES: Final = 512
 """Memory of a pending entry besides its payload. Its two bytes objects hold headers of 36 and 17
-bytes, and Python adds 33 bytes to each. The record takes 96 bytes, and its place in the dict about
+bytes, and Python adds 33 bytes to each. `_Pending` takes 96 bytes, and its place in the dict about
 100. References in outboxes take the rest."""
 
 CHANGES_IN_VAIN_MAX: Final = 4
@@ -138,7 +138,7 @@ class WriterLimits:
 
 @dataclass(slots=True)
 class _Pending:
-    end: int  # payload bytes of all entries up to and including this one
+    end: int  # payload bytes of this writer's entries up to and including this one
     parts: Parts
     appended_at: float
     awaited: Seats
@@ -274,7 +274,7 @@ class LedgerWriter:
         if not self.writing:
             return []
         assert self.state is WriterState.OPEN
-        # a seat may have returned during the search
+        # a failed member may have got its seat back during the search
         useful = self.failed & self._wanted & seats(spares)
         self.declined |= self.failed & self._wanted & ~useful
         self._wanted = useful
@@ -330,9 +330,9 @@ class LedgerWriter:
         return self.maybe_find()
 
     def maybe_find(self) -> list[FindSpares]:
-        """Look for spares if a seat needs one. If the seats failed while nothing was in flight, the
-        search waits for the next append. One search or change runs at a time; later failures wait
-        for its end."""
+        """Look for spares if a seat needs one. If all entries are confirmed, and none was appended
+        since the first of the seats failed, the search waits for the next append. One search or
+        change runs at a time; later failures wait for its end."""
         if self.state is not WriterState.OPEN or self._wanted:
             return []
         kept = seats(self._kept_since) if self.quorum.writable(self.failed) else 0
@@ -358,7 +358,7 @@ class LedgerWriter:
         return [*missed, *self._send_missing(), *self._advance()]
 
     def seal(self) -> tuple[int, int]:
-        """Decide the end of the ledger. Returns the last entry, and the payload bytes up to it.
+        """Decide the end of the ledger. Returns `confirmed` and `confirmed_length`.
 
         Call this only when nothing is in flight, or when the ledger has failed and its entries in
         flight are given up. An unfinished ensemble change does not matter: its segment would begin
@@ -388,8 +388,8 @@ class LedgerWriter:
 
     @property
     def stuck(self) -> bool:
-        """True when entries are pending, too few seats are left for them, and there are no
-        spares."""
+        """True when entries are unconfirmed, too few seats are left to confirm entries, and neither
+        a search for spares nor a change is running."""
         return (
             self.state is WriterState.OPEN
             and not self._wanted
@@ -591,6 +591,6 @@ class LedgerWriter:
         self._wanted, self.declined, self._proposed = 0, 0, ()
 
     def _compute_targets(self) -> tuple[tuple[Seats, tuple[int, ...]], ...]:
-        """Return for each window the seats that get an entry, as a set and as numbers."""
+        """Return for each window its seats that have not failed, as a set and as numbers."""
         live = (window & ~self.failed for window in self.quorum.windows)
         return tuple((mask, seat_numbers(mask)) for mask in live)

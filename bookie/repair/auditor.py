@@ -3,16 +3,17 @@
 The autorecovery processes elect one auditor. During a change of leader, two auditors may run at
 once. They then only write the same records twice.
 
-The auditor has two duties. An *audit* reads the metadata of every ledger, when bookies come or go
-and once per period. The audit finds the ledgers with a member that is lost (`lost_bookies.py`) or
-decommissioned. It also finds the narrow ledgers for which another bookie is available.
+The auditor has two duties. An *audit* reads the metadata of every ledger once per period, and when
+one of the facts in `_subject` changes: for example, when a bookie is declared lost. The audit finds
+the ledgers with a member that is lost or unknown (`lost_bookies.py`) or decommissioned. It also
+finds the narrow ledgers for which another bookie is available.
 
-A *comparison* goes through all ledgers in rotation, over a longer period. It asks each member of
-each sealed segment for its stored entries, and records the entries that are missing from the
-member's stripes. This includes entries in the middle of a segment, where a confirmed entry may have
-only an ack quorum of copies. The comparison records an entry only if the bookie answers that it
-does not have the entry. A busy or absent bookie causes no record. The auditor stores its position
-in the rotation in the metadata store, so that a new auditor continues there.
+A *comparison* goes through all ledgers in rotation, over a longer period. It asks each listed
+member of each sealed segment for its stored entries, and records the entries that are missing from
+the member's stripes. This includes entries in the middle of a segment, where a confirmed entry may
+have only an ack quorum of copies. The comparison records an entry only if the bookie answers that
+it does not have the entry. A busy or absent bookie causes no record. The auditor stores its
+position in the rotation in the metadata store, so that a new auditor continues there.
 
 Both duties stop while an operator has paused repair (pause.py). The auditor keeps nothing in memory
 per ledger.
@@ -82,7 +83,8 @@ class Findings:
     audits: int = 0
     audited_ms: int = 0  # end of the last complete audit
     ledgers: int = 0  # the number of ledgers in that audit
-    unreadable: int = 0  # ledgers in that audit with an unreadable record
+    # ledgers in that audit whose metadata or under-replication record is unreadable
+    unreadable: int = 0
     recorded: int = 0  # under-replication records created or extended
     compared: int = 0  # comparisons of a ledger
     compared_ms: int = 0  # end of the last complete round
@@ -130,16 +132,18 @@ class Auditor:
 
     @property
     def paused(self) -> bool:
-        """True when an operator has paused repair, or when the pause record has not been read."""
+        """True when an operator has paused repair, or the pause record is unread or unreadable."""
         return self._pause.paused
 
     @property
     def held(self) -> bool:
-        """True when too many bookies are missing at once, so that none is declared lost."""
+        """True on the leader when too many bookies are missing at once, so that no further one is
+        declared lost."""
         return self.is_leader and self._lost_bookies.held
 
     async def run(self) -> None:
-        """Take part in the election, and audit while elected. Runs until it is cancelled."""
+        """Take part in the election, and do both duties while elected. Runs until it is
+        cancelled."""
         await self._services.directory.wait_ready()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.run())
@@ -249,7 +253,7 @@ class Auditor:
         async for batch in all_ledgers(self._store, self._scan_pace):
             if self._changed.is_set():
                 self._changed.clear()
-                await self._look()  # after a change, `_audits` audits all ledgers again
+                await self._look()  # if `_subject` changes, `_audits` audits all ledgers again
             for ledger, metadata in batch:
                 ledgers += 1
                 if metadata is None:
@@ -303,8 +307,7 @@ class Auditor:
                 await asyncio.sleep(RETRY_S)
 
     async def _round(self) -> None:
-        """Compare the copies of all ledgers, from the stored position to the end. Raises
-        MetadataError."""
+        """Compare the copies of all ledgers after the stored position. Raises MetadataError."""
         loop = asyncio.get_running_loop()
         stored = await self._store.get(paths.CHECKED)
         if stored is None:
@@ -339,9 +342,9 @@ class Auditor:
         await self._end_turn(turn_at)
 
     async def _end_turn(self, began_at: float) -> None:
-        """Wait until a ledger's turn is over. The length of a turn is the period divided by the
-        present number of ledgers. The number at the start of the round would not do: in a round
-        that began with one ledger, each later ledger would take a whole period."""
+        """Wait until a ledger's turn is over. The length of a turn is `check_period_s` divided by
+        the number of ledgers in the last audit. The number at the start of the round would not do:
+        in a round that began with one ledger, each later ledger would take a whole period."""
         loop = asyncio.get_running_loop()
         while True:
             ends_at = began_at + self._config.check_period_s / max(1, self.findings.ledgers)

@@ -1,6 +1,6 @@
 """Copies entries of sealed segments to one bookie.
 
-The process reads each entry from any other replica with a sound copy. It sends the entry byte for
+The process reads each entry from any replica with a sound copy. It sends the entry byte for
 byte, so that all copies stay equal. A bookie accepts an add with the COPY flag even if the ledger
 is fenced, and the add fences nothing. The next piece is read while the previous one is sent and
 stored. The bytes in flight and the rate of reading are limited.
@@ -127,7 +127,7 @@ class _ReadAhead:
 
     Entries between the seat's stripes are read too, and dropped, because one long read is cheaper
     than many short ones. Usually the gaps between the stripes are shorter than the stripes. If an
-    entry in a gap cannot be read, the next read begins after it.
+    entry in a gap cannot be read, the next read begins after the gap.
     """
 
     def __init__(

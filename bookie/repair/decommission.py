@@ -125,7 +125,7 @@ class _Leaving:
         bookie: BookieId,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self.blockers: dict[int, str] = {}  # ledgers
+        self.blockers: dict[int, str] = {}  # see `Progress`
         self.reason = UNCHECKED  # why the bookie is not removed if there are no blockers
         self._store = store
         self._under_replication = under_replication

@@ -50,7 +50,8 @@ class StillWritten(RepairError):
 
 
 class Overtaken(RepairError):
-    """Another process changed the ledger during the repair; it is checked again."""
+    """Another process changed the ledger during the repair, or this process lost the ledger's lock.
+    A retry plans the repair again."""
 
     def __init__(self, ledger: int) -> None:
         super().__init__(f"another process changed ledger {ledger} during the repair")

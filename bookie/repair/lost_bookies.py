@@ -89,7 +89,7 @@ class LostBookies:
 
     @property
     def given_up(self) -> frozenset[Member]:
-        """The bookies that were declared lost; only members of present incarnations."""
+        """The members that were declared lost. Former incarnations are not among them."""
         return frozenset(self._given_up)
 
     @property

@@ -225,7 +225,7 @@ def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicato
         ("ledgers", "Ledgers in the last audit.", lambda: findings.ledgers),
         (
             "unreadable",
-            "Ledgers in the last audit whose metadata cannot be read.",
+            "Ledgers in the last audit whose metadata or under-replication record is unreadable.",
             lambda: findings.unreadable,
         ),
         (

@@ -57,7 +57,8 @@ Step = Move | Rewrite | Widen
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
     steps: tuple[Step, ...]
-    unwritable: tuple[Member, ...]  # lost and bad members of the segment being written
+    # Members of the last segment, unless it is sealed, that are lost or have bad copies there.
+    unwritable: tuple[Member, ...]
 
 
 def plan_repair(

@@ -9,7 +9,7 @@ may repair the same ledger. In both cases the worst result is an extra copy, whi
 deletes later.
 
 The last segment of an open ledger belongs to the ledger's writer. A running writer replaces a lost
-bookie itself. If the bookie is still a lost member after `open_grace_s`, the replicator recovers
+bookie itself. If the lost bookie is still a member after `open_grace_s`, the replicator recovers
 the ledger: it fences and closes the ledger. The replicator does this only for a member that is
 recorded as lost and has not been listed during the grace, and only if there is a spare bookie or a
 recovery has begun already. Failed repairs of sealed segments do not delay the recovery.
@@ -179,8 +179,8 @@ class Replicator:
         self._working: set[LedgerId] = set()
         self._troubles: dict[LedgerId, _Trouble] = {}  # the troubles of ledgers with a record
         self._tails: dict[LedgerId, _Tail] = {}  # the tails of ledgers with a record
-        # When this replicator first saw each lost member of a tail. A member that is listed again
-        # is removed. So the size is limited by the number of bookies and their incarnations.
+        # When this replicator first saw that a member of a tail was lost. A member that is listed
+        # again is removed. So the size is limited by the number of bookies and their incarnations.
         self._lost_since: dict[Member, float] = {}
 
     async def run(self) -> None:
@@ -265,7 +265,7 @@ class Replicator:
         record = await self._under_replication.get(ledger)
         if record is None:
             return
-        # Finished steps. The plan shows such a step again if the change of the record failed.
+        # Rewrites that this call has tried. The plan shows them again if the record did not change.
         done: set[Rewrite] = set()
         failed: dict[Step, RepairError | LedgerError] = {}
         while True:
@@ -533,7 +533,7 @@ class Replicator:
         await self._store.sync(paths.BOOKIES_AVAILABLE)
         for member in members:
             stored = await self._store.get(paths.bookie_available(member.bookie))
-            with suppress(InvalidRecord):  # the bookie is not listed
+            with suppress(InvalidRecord):  # such a registration lists no bookie
                 if stored is not None and decode_bookie_registration(stored.value).member == member:
                     self._lost_since.pop(member, None)
 
@@ -611,7 +611,7 @@ def _concerns_one_entry(
     error: RepairError | LedgerError, target: str
 ) -> TypeGuard[EntryUnreadable]:
     """Return whether other entries may be readable: no bookie was too slow, and a bookie other than
-    the target refused this entry. Bookies that do not serve at all refuse every entry."""
+    the target refused this entry. Bookies that do not serve refuse each entry, and do not count."""
     return (
         isinstance(error, EntryUnreadable)
         and not error.deleted

@@ -61,8 +61,8 @@ class BookieState(StrEnum):
     DRAINING = "draining"  # serves, and gets no new ledgers
     LEAVING = "leaving"  # serves, while its ledgers are moved away
     MISSING = "missing"  # has a cookie, and is not registered
-    FORMER = "former"  # an earlier disk of a bookie, which ledgers still name
-    UNKNOWN = "unknown"  # ledgers name it, and the cluster does not know it
+    FORMER = "former"  # a former incarnation of a bookie, which ledgers still name
+    UNKNOWN = "unknown"  # ledgers name it, but the cluster has no bookie of this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class BookieRow:
     disk_total_bytes: int | None  # None: the bookie did not answer
     disk_free_bytes: int | None
     ledgers: int  # the number of ledgers whose metadata names the member
-    open_ledgers: int  # ledgers that name it in the segment that is being written
+    open_ledgers: int  # ledgers that are not CLOSED and name it in their last segment
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The bookies' records in the metadata store."""
 
-    cookies: dict[BookieId, str]  # incarnations
+    cookies: dict[BookieId, str]  # the present incarnation of each bookie
     listed: dict[Member, BookieRegistration]
     drains: dict[BookieId, BookieDrain]
 
@@ -102,11 +102,11 @@ class CopyRow:
     """The numbers of entries that one member of one segment should have, and has."""
 
     first: int
-    last: int | None  # None: the segment is being written
+    last: int | None  # None: the segment is not sealed
     seat: int
     member: Member
     state: BookieState
-    expected: int | None  # entries; None: unknown, the segment is being written
+    expected: int | None  # entries; None: unknown, the segment is not sealed
     held: int | None  # None: the member did not answer
     why: str  # the member's error; "": it answered
 
@@ -189,7 +189,7 @@ async def survey_under_replication(
 async def _record(
     under_replication: UnderReplicationRecords, ledger: LedgerId
 ) -> UnderReplicationRecord | None:
-    """Return the ledger's record. An unreadable record is replaced by a record that says so."""
+    """Return the ledger's record. For an unreadable record, return one whose `failure` says so."""
     try:
         return await under_replication.get(ledger)
     except InvalidRecord as error:

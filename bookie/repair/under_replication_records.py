@@ -2,9 +2,11 @@
 
 Any process may add to a record: an auditor, a reader or writer that noted a bad copy, a bookie's
 scrub. Adding is a merge by compare-and-set, so additions never overwrite each other. A record is
-removed only in the version that was read when the repair began: a later version has new additions.
-A repair holds the ledger's lock, an ephemeral node. The lock only avoids duplicate work. The
-compare-and-set on the ledger's own metadata makes repairs safe.
+removed only in the version that the repair last read or wrote: a later version has new additions.
+A repair holds the ledger's lock, an ephemeral node. The lock avoids duplicate work, and keeps a
+bookie from deleting copies that the ledger's metadata does not name yet (`bookie/collector.py`).
+Each change of that metadata is a compare-and-set, so two repairs never overwrite each other's
+changes.
 """
 
 from __future__ import annotations

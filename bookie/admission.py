@@ -84,7 +84,7 @@ class LedgerAdmission:
 
 @dataclass(slots=True)
 class Admitted:
-    """The acks for one frame of adds."""
+    """The result of one call of `admit`."""
 
     stored: list[bytes]  # acks to send when all writes so far are durable
     refused: list[bytes]  # acks to send at once, each for one entry
@@ -172,8 +172,8 @@ class Admission:
         self._removal_watchers.append(tell)
 
     def state(self, ledger: int) -> LedgerAdmission:
-        """Return the ledger's state. Raises StorageFailed when its record cannot be read or
-        decoded."""
+        """Return the ledger's state. Raises StorageFailed when its record or tombstone cannot be
+        read or decoded."""
         state = self._states.get(ledger)
         return self._load(ledger) if state is None else state
 
@@ -293,9 +293,9 @@ class Admission:
         except (StorageFailed, EnvelopeDamaged) as error:
             log.error("entry unreadable", ledger=add.ledger, entry=add.entry, error=str(error))
             # Replace an unreadable entry by the copy of a replicator or recoverer, which read a
-            # sound copy from other bookies. Both copies have the same content: a ledger has one
-            # writer, and an envelope names its entry. If the bookie refused the copy, a ledger
-            # without a spare bookie could never be recovered.
+            # sound copy from other bookies. This copy has the content of the lost entry: a ledger
+            # has one writer, and an envelope names its entry. If the bookie refused the copy, a
+            # ledger without a spare bookie could never be recovered.
             if not add.flags & (COPY | RECOVERY):
                 return BookieCode.IO_ERROR
             self._tell_removed(add.ledger)

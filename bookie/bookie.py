@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Limit of the bytes written and not yet synced. Above the limit, writers wait for the disk. At 100
+# Limit of the bytes written and not yet synced. At the limit, writers wait for the disk. At 100
 # MB/s the limit is a third of a second of adds.
 PENDING_BYTES_MAX: Final = 32 << 20
 STOP_GRACE_S: Final = 5.0
@@ -83,7 +83,7 @@ async def open_bookie(
     die: Callable[[StorageFailed], None] = die,
 ) -> AsyncIterator[BookieService]:
     """Run a bookie inside of the context. Raises StartRefused, or the errors of the metadata store.
-    Raises WrongIncarnation later, when another process takes the bookie's name.
+    Later raises an exception group with WrongIncarnation, if another process takes the name.
 
     `new_incarnation`: take a new incarnation on an empty directory. A new boot epoch begins every
     `epoch_s` seconds. At the end of the context, the bookie syncs and acknowledges the written
@@ -242,7 +242,7 @@ async def _follow_manifest(
 def registration(
     service: BookieService, *, address: BookieAddress, http_address: str = "", zone: str = ""
 ) -> BookieRegistration:
-    """Return the registration of the bookie: its identity, addresses and zone."""
+    """Return the bookie's registration, with its present `read_only`."""
     identity = service.identity
     return BookieRegistration(
         bookie=BookieId(identity.bookie),

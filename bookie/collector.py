@@ -14,10 +14,10 @@ bookie's ledgers with the metadata. Four rules make this safe:
        absent.
     3. The round ends without a deletion when the metadata store is the wrong one, or was restored
        from an old backup. There are three signs of such a store: it belongs to another cluster, it
-       never had a ledger, or it has not handed out the id of a ledger with entries on this bookie.
-       A failed read of the metadata ends the round, too. A client can fence an id that was never
-       handed out, and the fence creates a record without a ledger. The bookie keeps such a record,
-       and the round continues.
+       never had a ledger, or it has not handed out the id of a ledger that has entries or a
+       verified record (`LedgerRecord`) on this bookie. A failed read of the metadata ends the
+       round, too. A client can fence an id that was never handed out, and the fence creates an
+       unverified record. The bookie keeps such a record, and the round continues.
     4. One write deletes the entries and adds a tombstone. While the bookie keeps the tombstone, it
        tells a writer that is still active that the ledger was deleted.
 
@@ -84,7 +84,8 @@ LISTING_TIMEOUT_S: Final = 600.0
 LOOKS_FOR_COPIES_MAX: Final = 10_000
 # If a read of the metadata takes longer than this, the collector no longer trusts its lock. The
 # process may have been suspended and have lost the lock, and a repair may have made the copy again.
-# The lock lives as long as the metadata session, whose shortest timeout is 4 s.
+# The lock lives as long as the metadata session. ZooKeeper's shortest session timeout is 4 s by
+# default.
 LOCK_BELIEVED_S: Final = 2.0
 LEFT_OVER_MAX: Final = 100_000  # copies noted at a first look; more wait for another round
 
@@ -105,7 +106,7 @@ class CollectorCounts:
 
     rounds: int = 0  # completed rounds
     aborted: int = 0
-    candidates: int = 0  # stored ledgers that the metadata did not list
+    candidates: int = 0  # stored ledgers that the metadata handed out, but did not list
     never_handed_out: int = 0  # records without a ledger, in the last round
     ledgers_deleted: int = 0
     copies_deleted: int = 0
@@ -224,7 +225,8 @@ class Collector:
 
     async def _compare(self, stored: array[int]) -> tuple[list[int], array[int]]:
         """Return the ledgers of `stored` that the metadata does not list, and the ledgers of
-        `stored` that it lists. Raises CollectionAborted if the metadata never had a ledger."""
+        `stored` that it lists. Raises CollectionAborted if ledgers are stored, but the metadata
+        never had a ledger."""
         gone: list[int] = []
         there: array[int] = array("q")
         if not stored:
@@ -390,8 +392,8 @@ class Collector:
 
     async def _drop_tombstones(self) -> None:
         """Delete old tombstones. If the clock jumps forward, the collector deletes tombstones too
-        early. The bookie then still refuses adds to a deleted ledger, because it checks the
-        metadata at the first add."""
+        early. The bookie then still refuses a writer's adds to a deleted ledger, because it checks
+        the metadata at the first add."""
         oldest_ms = self._clock.now_ms() - self._config.tombstones_kept_s * 1000
         async for page in self._tombstones():
             old = [ledger for ledger, stone in page if stone.deleted_ms < oldest_ms]

@@ -86,9 +86,9 @@ class LastConfirmed:
     read."""
 
     code: BookieCode
-    confirmed: int = -1  # the number in the envelope of the last stored entry; -1: none
+    confirmed: int = -1  # the confirmed entry in the last stored entry's envelope; -1: none
     last_entry: int = -1  # the last stored entry; -1: none
-    length: int = 0  # payload bytes of entries 0..last_entry, from its envelope
+    length: int = 0  # payload bytes of entries 0..last_entry, from the same envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class LastHeard:
     """The time since a bookie last heard a broker."""
 
     heard_s: float  # seconds since the broker's last beat
-    listening_s: float  # seconds in which the bookie has certainly received every frame
+    listening_s: float  # seconds until now in which the bookie certainly received every beat
 
     @property
     def silent_s(self) -> float:
@@ -132,7 +132,7 @@ class BookieInfo:
     incarnation: str
     boot_epoch: int
     cluster: str
-    state: str  # "starting", "serving", "stopping"
+    state: str  # "serving" or "stopping"
     read_only: bool
     disk_total_bytes: int
     disk_free_bytes: int

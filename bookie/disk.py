@@ -8,7 +8,7 @@ Other processes may use the space above `full`. So the bookie holds a reserve in
 a file of zeros. When the free space falls below the reserve's size, the bookie refuses repairs too
 and removes the file. The freed space is for the records of fences and deletions, and for the
 compactions that reclaim deleted data. It is also for opening the store after a crash, which writes
-the log's contents to tables. The bookie creates the reserve again when it accepts adds again.
+the log's contents to tables. The bookie creates the reserve again when it accepts all adds again.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class DiskLimits:
 
 
 def judge(before: Intake, usage: Usage, limits: DiskLimits, *, reserve_held: bool) -> Intake:
-    """Return the adds to admit now. Without a reserve file, the space for it counts as used: the
-    file must still be created."""
+    """Return the adds to admit now. Intake.NONE: the free space is smaller than the reserve, or
+    than twice the reserve if its file must still be created."""
     reserve = limits.reserve_of(usage.total)
     if usage.free - (0 if reserve_held else reserve) < reserve:
         return Intake.NONE
@@ -121,7 +121,7 @@ def release_if_short(directory: Path, limits: DiskLimits) -> None:
 
 
 class DiskMonitor:
-    """Calls `set_intake` on the loop after each look, even without a change."""
+    """Calls `set_intake` on the loop after each successful look, even without a change."""
 
     def __init__(
         self,

@@ -58,7 +58,8 @@ class StartRefused(BookieError):
 
 
 class DirectoryUnusable(StartRefused):
-    """The directory cannot be written: read-only, full, no permission, not a directory."""
+    """The directory, the disk or the machine does not let the bookie start: for example, a full
+    disk, a missing permission, too little memory. This says nothing about the store."""
 
 
 class OpenTooSlow(StartRefused):
@@ -91,8 +92,8 @@ class WrongCluster(StartRefused):
 
 
 class WrongIncarnation(StartRefused):
-    """The cluster's record of this bookie names another incarnation: another directory was
-    started under the id of this bookie."""
+    """The cluster's record of this bookie names another incarnation or start, or the store has
+    another owner: two directories or processes have one id, or a store was copied."""
 
 
 class CookieMissing(StartRefused):
@@ -108,7 +109,8 @@ class DirectoryCloned(StartRefused):
 
 
 class MetadataRolledBack(StartRefused):
-    """The directory saw a later state of the cluster's metadata."""
+    """The directory is more than one boot epoch ahead of the cluster's metadata: an older state of
+    the metadata was restored."""
 
 
 class TooManyFormers(StartRefused):
@@ -117,7 +119,8 @@ class TooManyFormers(StartRefused):
 
 
 class DamagedStore(BookieError):
-    """The store does not open, makes RocksDB compute without end, or lost data that was on disk.
+    """The store does not open, makes RocksDB compute without end, lost data that was on disk, or
+    has a table that RocksDB could not read.
 
     An entry that this store lacks is "unknown", never "no". The bookie continues as a new
     incarnation and serves this store read-only for the former one.

@@ -5,16 +5,16 @@ ledger must exist, be open, and name this incarnation of this bookie in its last
 reads the metadata store, which may be slow or unreachable. Other ledgers and other streams must not
 wait for it. So the adds of an unchecked ledger wait here, in the order of their arrival. After the
 check the service offers them to `Admission` again, in steps of SETTLED_BYTES. The first step
-follows the check at once; each later turn of the loop has at most STEPS_PER_TURN steps of a ledger.
-Each step is synchronous. A fence that arrived before the step was recorded first, so it stops the
-adds of the step. A refusal is the result for all steps. An OK is used for the first step only:
-before a later step, the collector may have deleted the ledger. Until the last step, the service
-takes no further frame of the streams that sent these adds. So the adds of a ledger keep their
-order, unless the ledger was deleted between two steps and is checked again. Admission and recovery
-do not need the order.
+follows the check at once. Each later turn of the loop has at most STEPS_PER_TURN of the other
+steps, all of one ledger. Each step is synchronous. A fence that arrived before the step was
+recorded first, so it stops the adds of the step. A refusal is the result for all steps. An OK is
+used for the first step only: before a later step, the collector may have deleted the ledger. Until
+the last step, the service takes no further frame of the streams that sent these adds. So the adds
+of a ledger keep their order, unless the ledger was deleted between two steps and is checked again.
+Admission and recovery do not need the order.
 
-The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
-"unknown".
+The bytes of the waiting adds and the number of their ledgers have limits. An add beyond a limit is
+answered OVERLOADED, which means "unknown".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The content of 128 full frames. A ledger's first adds wait for one round trip to the metadata.
+# 128 frames of FRAME_BYTES_MAX. A ledger's first adds wait for one round trip to the metadata.
 WAITING_BYTES_MAX: Final = 32 << 20
 # Adds of this size, overhead included, are settled in one step, which takes a millisecond. All
 # waiting adds in one step could take half a second.
@@ -213,5 +213,5 @@ class FirstAddCheck:
         if self._member in metadata.last_segment.members:
             return BookieCode.OK
         # The writer replaced this bookie while the add was in flight, and may choose it again
-        # later. So the answer must not end the ledger.
+        # later. So the answer must not make the writer give up the ledger.
         return BookieCode.OVERLOADED

@@ -1,4 +1,4 @@
-"""A bookie in the same process, for `magnetar standalone`: no port, no serialization."""
+"""A bookie in the same process, for `magnetar standalone`: no port, no protobuf."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
     from magnetar.runtime.frames import Buffer, FrameStream
 
-# Frames that wait at a busy bookie: at most 4 MiB. Further frames wait at the writer.
+# Frames that wait at a busy bookie: 4 MiB, if each has FRAME_BYTES_MAX. Further frames wait at the
+# writer.
 _FRAMES_MAX: Final = 16
 
 

@@ -114,7 +114,8 @@ class ReadCache:
         return found
 
     def put(self, ledger: int, run: Run, epoch: int) -> None:
-        """Keep a run from the store, whose read began in `epoch`."""
+        """Keep a run from the store, whose read began in `epoch`. Drop the run if that epoch is
+        over, if another run holds all its entries, or if it is larger than the cache."""
         if epoch != self.epoch or run.count == 0 or run.cost > self._bytes_max:
             return
         firsts = self._firsts.get(ledger, [])

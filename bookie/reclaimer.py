@@ -10,7 +10,7 @@ refer to the shared blob files.
 
 A compaction that meets an unreadable value fails, and RocksDB refuses all later writes, so the
 process ends. To prevent that each start fails again, the bookie keeps a marker file while a
-compaction runs. If the file exists at the start, the bookie compacts nothing until a scrub has
+compaction runs. If the file exists at the start, the bookie reclaims no space until a scrub has
 found no damage. A repair replaces the bad values that the scrub finds, and compactions do not read
 replaced values again.
 """
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# At most four bytes are rewritten for each reclaimed byte. At most a fifth of the stored data is
-# dead, if all ledgers have the same size.
+# If all ledgers have the same size, at most four bytes are rewritten for each reclaimed byte, and
+# at most a fifth of the stored data stays dead.
 DEAD_SHARE_MIN: Final = 0.2
 # The ledgers of one compaction. Neighbouring ids were written at the same time, to the same files.
 # Adds and reads use the disk between two compactions.
@@ -68,7 +68,7 @@ class Reclaimer:
         self.failures = 0
         self.suspended = marker is not None and marker.exists()
         self._marker = marker
-        self._replaced = False
+        self._replaced = False  # True: drop the replaced values before the next compaction
         self.busy_s = 0.0  # spent compacting
         self._storage = storage
         self._thread = thread
@@ -91,8 +91,8 @@ class Reclaimer:
     async def reclaim(self, deleted: Iterable[int], alive: Sequence[int]) -> None:
         """Compact the regions with enough dead ledgers. `deleted`: the ledgers deleted since the
         last call. `alive`: the stored ledgers, ascending; it may still contain ledgers of
-        `deleted`. A failed compaction is only logged: the next write shows whether the store still
-        works."""
+        `deleted`. After a failed compaction the method returns and suspends compactions: the next
+        write shows whether the store still works."""
         self._dead.difference_update(alive)  # a ledger that was copied to this bookie again
         self.note_dead(deleted)
         loop = asyncio.get_running_loop()

@@ -1,16 +1,16 @@
 """The bookie service: answers adds, reads and fences, over any transport.
 
 Theory. Adds arrive in frames. One synchronous step decodes, checks and writes a frame's adds
-(admission.py). Their acks enter the stream's outbox once the frame's commit group is durable
+(admission.py). The acks of stored adds enter the stream's outbox once their commit group is durable
 (storage/commit.py). Reads run on a thread of their own, so no read waits behind a sync. The service
 takes recently read entries from memory (read_cache.py). For a read that fences, the service writes
 the fence first, and answers after the fence is durable.
 
 Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). The bookie
-says no only when its store lacks the entry. This is safe because a bookie serves only a store that
-opened undamaged and without gaps (storage/directory.py). After an error, with a full queue, and
-while the bookie stops, the answer is unknown. It is also unknown for an entry that a former
-incarnation has lost (damaged_store.py).
+says "no such entry" only when its store lacks the entry. This is safe because a bookie serves only
+a store that opened undamaged and without gaps (storage/directory.py). After an error, with a full
+queue, and while the bookie stops, the answer is unknown. It is also unknown for an entry that a
+former incarnation has lost (damaged_store.py).
 """
 
 from __future__ import annotations
@@ -366,7 +366,8 @@ class BookieService:
     async def _read_striped(
         self, request: ReadRequest, source: _Source
     ) -> AsyncGenerator[Sequence[Buffer], None]:
-        """Yield frames like `_read_runs`, but continue across the gaps between stripes."""
+        """Yield frames like `_read_runs`, but only from disk, and across the gaps between
+        stripes."""
         bytes_left = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
         entries_left = min(request.entries_max or READ_ENTRIES_MAX, READ_ENTRIES_MAX)
         at, why = request.first, None

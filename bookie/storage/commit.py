@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The bytes that a deletion adds to the pending bytes: roughly the size of its keys. The number must
-# be above 0.
+# The bytes that a deletion adds to the pending bytes: roughly the size of its keys.
 DELETION_BYTES: Final = 64
 # While adds are delayed and there is nothing to sync, the time between two questions to the store.
 # A flush of 64 MiB takes a quarter of a second.
@@ -145,9 +144,9 @@ class GroupCommit:
         await durable.wait()
 
     async def wait_room(self) -> None:
-        """Wait while `pending_bytes_max` bytes or more are pending, and while adds are delayed
-        because the store is too slow, until the bookie refuses them (`overloaded`). Raises
-        StorageFailed."""
+        """Wait while `pending_bytes_max` bytes or more are pending. Also wait while adds are
+        delayed because the store is too slow, but not once the bookie refuses them (`overloaded`).
+        Raises StorageFailed."""
         while self._failure is None and self._is_full():
             self._room.clear()
             await self._room.wait()

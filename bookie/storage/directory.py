@@ -6,7 +6,7 @@ incarnation (former.py). This change is a sequence of durable steps. The formatt
 and each start are such sequences, too. The rules in identity.py say how the next start continues
 from any step. The steps of a replacement are:
 
-    intent in the identity file (*replacing*), cookie, store and watermark moved to former/,
+    identity file in the state *replacing*, cookie, store and watermark moved to former/,
     identity *formatting*, new store, new watermark, identity *ready*
 """
 
@@ -97,7 +97,7 @@ class DataDirectory:
         self, metadata: MetadataStore, *, chance: random.Random, thread: Worker
     ) -> None:
         """Begin the next boot epoch, so that an earlier image of the disk can be recognised. May be
-        called again after an error of the metadata store.
+        called again after DirectoryUnusable or an error of the metadata store.
 
         Raises WrongIncarnation when another process has taken the bookie's name; this process must
         end.
@@ -154,7 +154,7 @@ async def open_directory(
     new_incarnation: bool = False,
 ) -> DataDirectory:
     """Open the directory and record this start in the bookie's cookie. Formats an empty directory,
-    and replaces a damaged store.
+    and replaces a damaged or outdated store.
 
     `new_incarnation`: also format an empty directory of a bookie that the cluster knows. Raises
     StartRefused and the errors of the metadata store.

@@ -245,7 +245,7 @@ def _seal(packed: bytes) -> bytes:
 def _open(
     value: bytes, layout: struct.Struct, version_known: int, flags_known: int
 ) -> tuple[int, int, int]:
-    """Return the flags and the two numbers of a sealed record. Raises FormatDamaged."""
+    """Check a record of `_seal`, and return its flags and two numbers. Raises FormatDamaged."""
     if len(value) != layout.size:
         raise FormatDamaged(f"{len(value)} bytes instead of {layout.size}")
     crc, version, flags, first, second = layout.unpack(value)

@@ -3,7 +3,7 @@
     former/<incarnation>/     store and watermark as they were found, moved there, never written to
     views/<incarnation>/      links to the files of one store, made again at each start
 
-An entry that the store still has is valid: a checksum covers its content and its ids. A missing
+An entry with a correct checksum is valid: the checksum covers its content and its ids. Any other
 entry is unknown. So the bookie opens the store with all readable files. RocksDB skips damaged
 records of the log, and a missing table matters only when it is read.
 
@@ -46,8 +46,8 @@ FORMERS_MAX: Final = 4
 # A bookie opens these stores before it serves; a store that hangs must not delay it for long.
 OPEN_DEADLINE_S: Final = 15.0
 
-# RocksDB's text log, rocksdict's settings, and the options of the last opening, which may be
-# damaged. Opening needs none of them.
+# RocksDB's text log and lock file, rocksdict's settings, and the options of the last opening, which
+# may be damaged. Opening needs none of them.
 _NOT_VIEWED: Final = ("LOG", "LOCK", "OPTIONS", "rocksdict-config.json")
 
 
@@ -78,7 +78,7 @@ def move_to_former(path: Path, incarnation: str) -> None:
 
 async def open_formers(path: Path, *, deadline_s: float) -> dict[str, RocksStorage | None]:
     """Open the stores of former incarnations. Return them, keyed by incarnation. None: the store
-    cannot be read, or does not open within `deadline_s` or OPEN_DEADLINE_S."""
+    cannot be read, or does not open within `deadline_s`, at most OPEN_DEADLINE_S."""
     deadline_s = min(deadline_s, OPEN_DEADLINE_S)
     formers: dict[str, RocksStorage | None] = {}
     for incarnation in former_incarnations(path):

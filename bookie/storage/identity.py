@@ -2,11 +2,11 @@
 
 Theory. The directory's identity file names its owner. The bookie's cookie, in the cluster's
 metadata, names the bookie's incarnation and its last start. The bookie may answer "no such entry"
-only if both agree. Each start increments the *boot epoch* and draws a *start* token. It writes both
-to the directory first, synced, as an intent. Then it writes them to the cookie by compare-and-set,
+only if both agree. Each start takes the *boot epoch* after the cookie's, and draws a *start* token.
+It writes both to the directory first, synced. Then it writes them to the cookie by compare-and-set,
 and then the bookie serves. So the directory's epoch equals the cookie's, or is one ahead if the
 last start did not reach the cookie. If the directory's epoch is behind, an older image of the disk
-was restored, and entries acknowledged since then are missing. If the epochs are equal but the
+was restored, and entries acknowledged after the image are missing. If the epochs are equal but the
 tokens differ, there are two copies of the directory, and the other copy was started. A running
 bookie begins a new epoch every hour.
 
@@ -190,7 +190,7 @@ def _plan_format(
 def _plan_to_go_on(
     directory: Path, identity: Identity, cookie: BookieCookie | None, wanted: Wanted
 ) -> Start:
-    """Continue an unfinished change, whose intent may have reached the cookie."""
+    """Continue an unfinished change, whose start may have reached the cookie."""
     if cookie is None:
         if identity.former is not None:
             raise _cookie_missing(directory, identity)

@@ -1,4 +1,4 @@
-"""RocksDB's log format: the whole part of a file, and the operations in it.
+"""Reads RocksDB's log format: finds the intact part of a file, and the operations in it.
 
 Write-ahead logs and the MANIFEST have this format. RocksDB silently stops reading where a length
 field points past the end of the file. It also does not notice that a log between two other logs is

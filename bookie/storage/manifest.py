@@ -7,7 +7,7 @@ unknown. RocksDB's sequence number and its consistency checks do not show all of
 
 So each write of the watermark also records the size of the MANIFEST, and the last operation in the
 tables that it names (`ManifestState`). When the store is opened, that part of the MANIFEST must be
-intact, and the logs must hold all operations from there to the watermark. RocksDB may have added to
+intact, and the logs must hold all later operations up to the watermark. RocksDB may have added to
 the MANIFEST after the last write of the watermark. That part must be intact, too. How far RocksDB
 had flushed by then is unknown, so the logs are not checked in this case.
 """

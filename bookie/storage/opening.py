@@ -56,9 +56,9 @@ _KILLED: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signa
 
 
 async def open_whole(path: Path, identity: Identity, deadline_s: float) -> RocksStorage:
-    """Open the store of a directory in use.
+    """Open the store of a directory in the state *ready*.
 
-    Raises DamagedStore; DirectoryUnusable or OpenTooSlow when the store is not the cause;
+    Raises DamagedStore; DirectoryUnusable or OpenTooSlow when nothing indicates damage;
     WrongIncarnation when it is the store of another incarnation.
     """
     watermark = _read_watermark(path, identity)
@@ -101,7 +101,8 @@ async def probe(
     spinning_share: float = SPINNING_SHARE,
 ) -> str | None:
     """Run probe.py. Returns the damage of the store; None: none. Raises DirectoryUnusable when the
-    child was killed or failed for another reason, and OpenTooSlow at the deadline."""
+    child was killed or failed for another reason, and OpenTooSlow at the deadline, unless the child
+    hangs (SPINNING_SHARE)."""
     status, reason = await _run_probe(path, arguments, deadline_s, spinning_share)
     if status == 0:
         return None
@@ -130,7 +131,8 @@ async def probe(
 async def _run_probe(
     path: Path, arguments: tuple[str | Path, ...], deadline_s: float, spinning_share: float
 ) -> tuple[int, str]:
-    """Return the child's exit status and the last line of its output. Raises OpenTooSlow."""
+    """Return the child's exit status and the last line of its output. If the child hangs, return
+    DAMAGED and the reason. Raises OpenTooSlow."""
     command = [sys.executable, "-m", "magnetar.bookie.storage.probe", *map(str, arguments)]
     child = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE

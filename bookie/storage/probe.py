@@ -3,8 +3,8 @@
 Exit status 0: success. DAMAGED: the store is damaged, and the last line of the output is the
 reason. Any other status is a failure of this program, and says nothing about the store.
 
-    whole STORE SEQUENCE   check that STORE lacks no operation up to SEQUENCE: open it without
-                           writing to it, then again with a replay of its log
+    whole STORE SEQUENCE   check that STORE lacks no operation up to SEQUENCE: open it
+                           read-only, then again with a replay of its log
     salvage VIEW           VIEW is a directory of links to the files of a damaged store (former.py):
                            open everything that can be read of the store
     means                  open no store; check that a process gets the resources to open one

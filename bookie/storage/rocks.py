@@ -86,7 +86,7 @@ _LOG_FILE_BYTES_MAX: Final = 16 << 20
 
 
 class RocksStorage:
-    """A `Storage`. Only one process may have it open."""
+    """A `Storage`. Only one process may have it open for writing."""
 
     _reclaiming = False
     _interrupted = False

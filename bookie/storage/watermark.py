@@ -103,7 +103,7 @@ class WatermarkFile:
             os.close(self._file)
 
     def abandon(self) -> None:
-        """Leave the last record as it is, as a kill would."""
+        """Close the file without a new record, as a kill of the process would."""
         with suppress(OSError):
             os.close(self._file)
 

@@ -70,7 +70,7 @@ from magnetar.metadata.under_replication import (
 from magnetar.protos import metadata_pb2 as pb
 
 FORMAT: Final = 1
-"""The version of every stored record."""
+"""The format version of every stored record."""
 
 
 class _Record(Protocol):

@@ -134,7 +134,7 @@ class DiskNodes:
         return [path for path, node in self._ephemeral.items() if node.session == session]
 
     def commit(self) -> None:
-        """Write and sync all changes, or none of them. Raises StoreFailed: then the content of the
+        """Write all changes in one batch, and sync it. Raises StoreFailed: then the content of the
         disk is unknown, and the store must not be used any more."""
         if not self._changed:
             return

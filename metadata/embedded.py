@@ -5,8 +5,8 @@ thread writes and syncs one group, the next one gathers. So a busy store syncs o
 once per request. The thread syncs a group before any of its requests is answered, reads included:
 no caller sees a change that a power cut can undo.
 
-The one session lasts as long as the process: it is never suspended and never lost. When the disk
-refuses a write, the store takes no more calls (StoreFailed), and the process should end.
+The one session lasts until `close`, or as long as the process: it is never suspended and never
+lost. When the disk fails, the store takes no more calls (StoreFailed), and the process should end.
 """
 
 import asyncio

@@ -74,7 +74,7 @@ class Contended(MetadataError):
 
 
 class Unavailable(MetadataError):
-    """The store cannot be reached; the request was not sent."""
+    """The call had no effect: a request was not sent or was refused, or a deadline passed."""
 
     def __init__(self, reason: str, *, hosts: Sequence[str] = ()) -> None:
         where = f" ({', '.join(hosts)})" if hosts else ""
@@ -136,8 +136,8 @@ class StoreForeign(MetadataError):
 
 
 class StoreFailed(MetadataError):
-    """The disk refused a write or a sync. The content of the disk is unknown, and the store takes
-    no more calls."""
+    """The disk failed at a read, a write or a sync. The content of the disk is unknown, and the
+    store takes no more calls."""
 
     definite = False
 
@@ -176,8 +176,8 @@ class UnsupportedFormat(InvalidRecord):
 
 
 class LeaseTaken(MetadataError):
-    """Another live process has replaced this process's node with its own: two processes use one
-    name."""
+    """Another process has replaced this process's node. If the node registers a process, two
+    processes use one name."""
 
     def __init__(self, path: str, holder: bytes) -> None:
         super().__init__(f"{path} was taken over by another process")

@@ -92,7 +92,7 @@ class LedgerMetadata:
     created_ms: int
     last_entry: EntryId | None = None  # None: not closed
     length: int | None = None  # payload bytes of all entries; None: not closed
-    under_replicated: bool = False
+    under_replicated: bool = False  # True: created with fewer bookies than configured
     custom: Mapping[str, bytes] = field(default_factory=dict)
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -386,8 +386,8 @@ class TopicRecord:
     incarnation: str = ""
     deleted: bool = False  # True: the topic is being deleted; `deleting` has all its ledgers
     terminated: EntryPlace | None = None  # the final entry; None: not terminated
-    delayed_ledgers: tuple[LedgerId, ...] = ()  # index segments of delayed messages
-    ledger_min: int = 0  # the smallest id for new data ledgers; above those of a deleted topic
+    delayed_ledgers: tuple[LedgerId, ...] = ()  # they hold index segments of delayed messages
+    ledger_min: int = 0  # least id of new data ledgers: above those of a deleted topic of this name
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:

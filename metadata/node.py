@@ -23,7 +23,7 @@ class Versioned:
 
 
 def check_change(path: str, value: bytes, expected: int) -> None:
-    """The checks of every store before it sends a `put`. Raises ValueTooLarge."""
+    """The checks of every store before it creates or changes a node. Raises ValueTooLarge."""
     check_path(path)
     check_value(path, value)
     assert path != "/", "the root holds no value"

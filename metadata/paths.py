@@ -15,10 +15,10 @@
     /brokers/available/<broker>                          BrokerRegistration, ephemeral
     /tenants/<tenant>                                    TenantRecord
     /namespaces/<tenant>/<namespace>                     NamespaceRecord
-    /topic-policies/<tenant>/<namespace>/<domain/topic>  TopicPolicies; one component
+    /topic-policies/<tenant>/<namespace>/<domain/topic>  TopicPolicies; <domain/topic> is one node
     /ownership/<tenant>/<namespace>/<bundle>             Ownership
     /topics/<tenant>/<namespace>/<domain>/<topic>        TopicRecord
-    /deleted-topics/<full topic name>                    TopicTombstone; one component
+    /deleted-topics/<full topic name>                    TopicTombstone; the name is one node
     /partitioned-topics/<tenant>/<namespace>/<domain>/<topic>   PartitionedTopic
     /schemas/<tenant>/<namespace>/<topic>                SchemaRecord
 
@@ -99,7 +99,8 @@ def namespace(tenant: str, name: str) -> str:
 
 
 def topic_policies_folder(tenant: str, namespace: str) -> str:
-    """The folder of a namespace's topic policies, of both domains: one watch follows them all."""
+    """The folder of a namespace's topic policies, of both domains: one watch tells when
+    any is added or removed."""
     return f"{TOPIC_POLICIES}/{quoted(tenant)}/{quoted(namespace)}"
 
 

@@ -177,7 +177,7 @@ class InactiveTopicDeletion:
 class Policies:
     """The policies that one namespace or one topic sets. None: not set at this level."""
 
-    # The writer adds one with each change of the policies. A namespace that an administrator has
+    # The broker adds one with each change of the policies. A namespace that an administrator has
     # created begins with 1.
     version: int = 0
     retention: Retention | None = None

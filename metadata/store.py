@@ -55,7 +55,7 @@ class SessionState(StrEnum):
 
 
 class MetadataStore(Protocol):
-    """All calls may raise `Unavailable` (not sent), `OutcomeUnknown` (sent, reply lost; includes
+    """All calls may raise `Unavailable` (no effect), `OutcomeUnknown` (sent, reply lost; includes
     `SessionLost`) and `StoreClosed`, besides the errors in their docstrings. Callbacks run on the
     event loop."""
 

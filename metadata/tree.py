@@ -22,7 +22,7 @@ class Node:
     value: bytes
     version: int = 0
     session: int = 0  # 0: persistent
-    next_sequence: int = 0
+    next_sequence: int = 0  # the number for the next sequential child
 
 
 class Nodes(Protocol):

@@ -67,8 +67,8 @@ class UnderReplication:
         )
 
     def rewritten(self, member: Member, first: int, last: int) -> "UnderReplication":
-        """The member's copies of the entries `first` to `last` are sound again. If the remaining
-        ranges were more than BAD_COPIES_MAX, the record stays as it is."""
+        """The record after a repair of the member's copies of the entries `first` to `last`. If
+        more than BAD_COPIES_MAX ranges would remain, the unchanged record."""
         left: list[BadCopy] = []
         for bad in self.bad:
             if bad.member != member or last < bad.first_entry or bad.last_entry < first:

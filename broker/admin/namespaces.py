@@ -139,8 +139,8 @@ def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
 
 
 async def _delete_topics(broker: "Broker", name: "NamespaceName", ask: "Ask") -> None:
-    """Delete all topics of a namespace, the partitioned topics first: once these are marked,
-    clients cannot create their partitions."""
+    """Delete all topics of a namespace, the partitioned topics first: clients cannot create the
+    partitions of a topic whose record says that it is being deleted."""
     for domain in Domain:
         for partitioned in await broker.catalog.partitioned.names(name, domain):
             with suppress(TopicNotFound):  # the topic was deleted meanwhile

@@ -5,7 +5,7 @@ redirect to the owner, the request goes to the owner over HTTP.
 
 `fanned_out` passes some requests about a partitioned topic on to all its partitions: requests about
 a subscription or all subscriptions, and requests that unload, truncate or terminate the topic. The
-routes of these requests know nothing of partitions.
+handlers of these requests get only topics without partitions.
 """
 
 import asyncio
@@ -186,8 +186,8 @@ class PartitionCalls:
     async def _exchange(
         self, method: str, name: TopicName, path: str, query: bytes, body: bytes
     ) -> tuple[int, bytes, str | None]:
-        """Send a request like `send`, but do not decode the answer. Also returns the URL at another
-        broker; None: this broker answered."""
+        """Send a request like `send`, but do not decode the answer. Also returns the URL to which
+        another broker answered; None: this broker answered."""
         status, headers, answer = await self._here(method, path, query, body)
         if status != 307:
             return status, answer, None
@@ -198,8 +198,8 @@ class PartitionCalls:
             raise PartitionFailed(str(name), f"{location} did not answer: {error}") from error
 
     async def _decoded(self, name: TopicName, owner: str | None, answer: bytes) -> Any:
-        """Decode an answer; None: it is empty. Raises PartitionFailed for an answer of another
-        broker."""
+        """Decode an answer; None: it is empty. Raises PartitionFailed if another broker's answer is
+        not JSON."""
         if not answer:
             return None
         try:

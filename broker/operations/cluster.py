@@ -155,8 +155,9 @@ async def open_non_persistent(broker: Broker, name: NamespaceName, part: str) ->
 async def unload_namespace(
     broker: Broker, name: NamespaceName
 ) -> list[tuple[str, BrokerRegistration]]:
-    """Hand over the namespace's bundles that this broker owns. Returns the other bundles with their
-    owners. The caller must ask each owner to hand its bundle over. Raises NamespaceNotFound."""
+    """Hand over the namespace's bundles that this broker owns. Returns the bundles that other
+    brokers own, with these owners. The caller must ask each owner to hand its bundle over. Raises
+    NamespaceNotFound."""
     left = []
     for part in (await namespace_record(broker, name)).bundles.names:
         owner = await broker.unload_bundle(Bundle(name.tenant, name.namespace, part))

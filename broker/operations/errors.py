@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class ServedElsewhere(errors.BrokerError):
-    """Another broker serves the topic. The client must send the request to that broker's HTTP
-    address."""
+    """Another broker serves the topic or bundle. The client must send the request to that broker's
+    HTTP address."""
 
     def __init__(self, topic: str, owner: BrokerRegistration) -> None:
         super().__init__(f"topic {topic} is served by {owner.broker} at {owner.http_url}")

@@ -50,7 +50,7 @@ SILENCE_S: Final = 2.0
 busy for this long, except on an overloaded machine. A client that hears nothing for 2 s asks
 another broker. With a longer SILENCE_S, the client would then have to wait."""
 
-REFUSALS: Final = 3  # consecutive refusals before an owner counts as dead
+REFUSALS: Final = 3  # consecutive refusals after which an owner counts as gone
 REFUSAL_PAUSE_S: Final = 0.1  # the pause between refusals: a broker may be restarting its listener
 PING_S: Final = 0.25
 """The time limit in seconds for connecting and for the answer to a PING. A broker that is only busy

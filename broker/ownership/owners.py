@@ -119,8 +119,8 @@ class Owners:
         return await self._decide_for_all(bundle, authoritative=authoritative)
 
     async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """Return the registered broker that owns the bundle. None: the bundle is free. Raises
-        MetadataError."""
+        """Return the registered broker that owns the bundle. None: the bundle has no owner, or its
+        owner is not registered. Raises MetadataError."""
         stored = await self._store.get(_path(bundle))
         if stored is None:
             return None

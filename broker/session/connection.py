@@ -62,8 +62,8 @@ REQUESTS_READ_MAX: Final = (
     # close its connection.
 )
 SLICE_COMMANDS: Final = 100
-"""The limit of commands in one step of the event loop. A command takes 10 us, or up to 60 us if it
-starts a task."""
+"""A slice of a frame, and so a step of the event loop, ends after this many commands. A command
+takes 10 us, or up to 60 us if it starts a task."""
 
 COMMAND_UNIT_BYTES: Final = 1 << 10
 """A command counts as one more command of SLICE_COMMANDS for every COMMAND_UNIT_BYTES of its size,
@@ -385,8 +385,8 @@ class Connection:
         return True
 
     def _refuse(self, error: CommandError) -> None:
-        """Refuse a command that did not parse. A request gets an error; any other command ends the
-        connection."""
+        """Refuse a command that did not parse. A request of a connected client gets an error; any
+        other command ends the connection."""
         request_id = error.request_id if isinstance(error, MalformedCommand) else None
         if request_id is None or not self._session.connected:
             self._end(str(error))

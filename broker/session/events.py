@@ -30,9 +30,9 @@ CPP_CLIENT: Final = "Pulsar-CPP"
 """The prefix of the client version of Apache's C++ client, which other languages' clients wrap.
 
 The C++ client closes the connection when it receives REACHED_END_OF_TOPIC, reconnects, and receives
-the command again. After ChecksumError its producer logs the text, drops the message and continues.
-After every other error the client closes the connection and sends the message again and again.
-Version 4.2.0 aborts its process at the send timeout."""
+the command again. After SEND_ERROR with ChecksumError its producer logs the text, drops the message
+and continues. After SEND_ERROR with another code the client closes the connection, and sends the
+message again after each reconnect. Version 4.2.0 aborts its process at the send timeout."""
 
 log = get_logger(__name__)
 
@@ -151,7 +151,7 @@ class SessionConsumerEvents:
             self._context.put_control(reply.reached_end_of_topic(self._consumer_id))
 
     def take_active(self) -> bytes:
-        """Return the command that tells the client whether it is active; b"": not known yet."""
+        """Return the command that tells the client whether it is active; b"": nothing to send."""
         active, self._active = self._active, b""
         return active
 

@@ -48,8 +48,8 @@ BEAT_S: Final = 2.0
 periods asks the owners of the topics."""
 
 GATHER_S: Final = 0.01
-"""Seconds between two messages of a watch. A topic with 50,000 messages/s then costs 100 messages/s
-for each watch."""
+"""Seconds between two messages of a watch: at most 100 of them in a second, even if clients publish
+50,000 messages/s to a topic."""
 
 NEWS_LEDGERS_MAX: Final = 5_000
 """When an update has this many ledgers of open topics, at 2.4 us each, the next update has the

@@ -1,8 +1,8 @@
 """Reads stored entries by range, without a subscription, for Spark's executors.
 
 A plan divides the topic at its ledgers. Ledger boundaries never move, so the same plan always reads
-the same entries. A read keeps no state at the broker between its frames. The read stops when its
-client stops.
+the same entries. A read registers nothing at the topic, and does not protect the entries from
+trimming. The read stops when its client stops.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ VERSION_BYTES = 8
 
 
 async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
-    """Answer with a version of the schema; any broker can. A version number has 8 bytes; another
-    length raises NotAllowed."""
+    """Answer with the requested version of the topic's schema, or with the newest one. Every broker
+    can answer. Raises NotAllowed if the version in the request has not 8 bytes."""
     name = request.topic_name(body.topic)
     version: int | None = None
     if body.schema_version:
@@ -62,7 +62,7 @@ async def presented(
 async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | None) -> bytes:
     """Return the schema version with which the producer writes; b"": it has no schema.
 
-    Raises IncompatibleSchema, TooManySchemas, TopicClosing, MetadataError."""
+    Raises IncompatibleSchema, TooManySchemas, TopicClosing, PoliciesUnavailable, MetadataError."""
     rules = _rules_of(context, topic.name)
     with _held(topic):
         async with context.schemas:
@@ -74,7 +74,7 @@ async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | 
 async def admit_consumer(context: Context, topic: ServedTopic, schema: Schema) -> None:
     """Check that a consumer with this schema can read the topic. On an unused topic, the schema
     becomes the first version. Raises IncompatibleSchema, TooManySchemas, TopicClosing,
-    MetadataError."""
+    PoliciesUnavailable, MetadataError."""
     rules = _rules_of(context, topic.name)
     with _held(topic):
         async with context.schemas:
@@ -99,7 +99,8 @@ def _rules_of(context: Context, name: TopicName) -> SchemaRules:
 
 
 def _in_use(topic: ServedTopic) -> bool:
-    """Return True if a topic without a schema has messages of bytes, or clients that use bytes."""
+    """Return True if the topic has messages, producers, or consumers other than AUTO_CONSUME. On a
+    topic without a schema, these use bytes."""
     if isinstance(topic, NonPersistentTopic):
         has_messages = topic.published.messages > 0
         found = [it.consumers.values() for it in topic.subscriptions.values()]

@@ -66,8 +66,8 @@ KEEPALIVE_S: Final = (
     30.0  # Pulsar's keepAliveIntervalSeconds; two silent intervals end the connection
 )
 REQUESTS_MAX: Final = (
-    10_000  # under way at once per connection. The shell stops reading much earlier, so only a very
-    # large frame can hold this many requests.
+    10_000  # under way at once per connection. The shell stops reading long before this limit
+    # (REQUESTS_READ_MAX in connection.py).
 )
 PRODUCERS_MAX: Final = 50_000
 CONSUMERS_MAX: Final = 50_000
@@ -118,7 +118,7 @@ class Rule:
     """The treatment of commands of one type."""
 
     admission: Admission
-    request: bool  # False: a notice; the machine does not count it or wait for its end
+    request: bool  # False: the machine does not count the command or wait for its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +234,8 @@ class Session:
         if rule.request:
             return self._request(command, rule.admission)
         if rule.admission is Admission.OPEN_CONSUMER:
-            # The broker drops commands for a closed consumer, as Pulsar does. The broker dispatches
-            # the consumer's entries again.
+            # The broker drops notices for a consumer that is not open, as Pulsar does. The entries
+            # of a closed consumer are dispatched again.
             if self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN:
                 return [Carry(command)]
             # A client waits for the answer to a NEGATIVE_ACK, although the command is a notice.
@@ -282,14 +282,15 @@ class Session:
 
     def on_paused(self, now: float) -> None:
         """Treat the client as heard at `now`. The shell calls this method while it does not read
-        the client's commands, and after another sign of life."""
+        the client's commands. If its outbox is too full, only a frame that the client takes counts
+        as a sign of life."""
         self.heard_at, self.pinged = now, False
 
     # ---- what the shell has done -----------------------------------------------------------------
 
     def on_request_ended(self, command: Command, *, failed: bool) -> None:
-        """Take note that the request of a `Start` has ended. `failed`: the request opened no
-        producer or consumer."""
+        """Take note that the request of a `Start` has ended. `failed`: its answer is an error; a
+        producer or consumer that it was to open is not open."""
         assert self.requests > 0, "a request ended twice"
         self.requests -= 1
         if failed:

@@ -9,8 +9,8 @@ A watch has one task, which sends one message after the other. The next message 
 that happen while a message is sent, so a slow client needs no queue. A topic that was created and
 deleted meanwhile is in no message.
 
-A watch cannot begin while the metadata store does not answer. A watch that has begun then sends
-only its signs of life, but a watch of named topics ends when it cannot read a change. A client
+While the metadata store does not answer, no watch can begin. A watch that has begun sends only its
+signs of life meanwhile, and a watch of named topics ends when it cannot read a change. A client
 whose watch ended asks another broker.
 """
 
@@ -204,7 +204,8 @@ class _Named:
         self._name = name
         self._on_change = on_change
         self._unwatch = broker.watch_partitioned(name, self._note)
-        self._unwatch_record: Callable[[], None] | None = None  # None: the topic is partitioned
+        # None: `look` was not called yet, or the topic is partitioned.
+        self._unwatch_record: Callable[[], None] | None = None
 
     async def look(self) -> dict[str, None]:
         """Read the records again. Returns the new `texts`. Raises the errors of reading the

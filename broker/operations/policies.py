@@ -105,26 +105,32 @@ async def _change_topic(
 
 async def _take_back(broker: Broker, name: TopicName, written: Versioned) -> None:
     """Remove the policies that this request wrote for a deleted topic. A later topic of the same
-    name keeps its own policies, also if they are equal: their version differs. Raises TimeoutError.
+    name keeps its own policies, also if they are equal: their version differs. Raises
+    OutcomeUnknown.
 
     NOTE: the version of a node begins at 0 again after the node was deleted. Equal policies that a
     later topic got in the first write of a new node are removed.
     """
-    async with asyncio.timeout(WRITE_TIMEOUT_S):
-        while True:
-            try:
-                found = await broker.metadata.get(_path(name))
-                if found is None or (found.value, found.version) != (
-                    written.value,
-                    written.version,
-                ):
+    path = _path(name)
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            while True:
+                try:
+                    found = await broker.metadata.get(path)
+                    if found is None or (found.value, found.version) != (
+                        written.value,
+                        written.version,
+                    ):
+                        return
+                    await broker.metadata.delete(path, expected=written.version)
                     return
-                await broker.metadata.delete(_path(name), expected=written.version)
-                return
-            except (BadVersion, NoNode):  # changed meanwhile: compare again
-                continue
-            except (OutcomeUnknown, Unavailable):
-                await asyncio.sleep(UPDATE_PAUSE_S)
+                except (BadVersion, NoNode):  # changed meanwhile: compare again
+                    continue
+                except (OutcomeUnknown, Unavailable):
+                    await asyncio.sleep(UPDATE_PAUSE_S)
+    except TimeoutError:
+        reason = f"{name} was deleted, and its new policies may not be removed"
+        raise OutcomeUnknown(path, reason) from None
 
 
 async def _require_topic(broker: Broker, name: TopicName) -> None:

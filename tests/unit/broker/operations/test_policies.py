@@ -14,10 +14,12 @@ from fakes.wire import wire_to
 from support import settle, wait_until
 
 from magnetar.broker.errors import TopicNotFound
+from magnetar.broker.operations import policies as operations
 from magnetar.broker.operations.policies import set_policy
 from magnetar.broker.operations.policy_table import QUOTAS, ROWS, PolicyRow
 from magnetar.broker.operations.topics import create_topic
 from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import OutcomeUnknown
 from magnetar.metadata.policies import (
     BROKER_DEFAULTS,
     EffectivePolicies,
@@ -423,6 +425,26 @@ async def test_a_request_for_a_deleted_topic_removes_only_policies_that_it_wrote
         compared.set()
         await setting
         assert await other.get(path) is not None
+
+
+async def test_the_error_says_that_late_policies_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = TopicName.parse("t")
+    path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
+    async with place(ClusterState()) as here, asyncio.TaskGroup() as group:
+        broker, store = here.broker, here.store
+        await create_topic(broker, name)
+        store.gates["put", path] = written = asyncio.Event()
+
+        async def set_late() -> None:
+            with pytest.raises(OutcomeUnknown, match="its new policies may not be removed"):
+                await set_policy(broker, name, "message_ttl_s", 5)
+
+        group.create_task(set_late())
+        await wait_until(lambda: ("put", path) in store.held)
+        await broker.delete_topic(name, force=False)
+        store.gates["get", path] = asyncio.Event()  # from now on, the store does not answer
+        monkeypatch.setattr(operations, "WRITE_TIMEOUT_S", 0.1)
+        written.set()
 
 
 async def _refused(setting: Awaitable[None]) -> None:

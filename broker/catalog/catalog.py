@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 NAMES_PER_TURN: Final = 1_000
-"""The number of topic names that one step of the event loop makes: 3 ms."""
+"""The number of topic names that `names` makes in one turn of the event loop, in 3 ms."""
 
 
 class Catalog:

@@ -95,7 +95,8 @@ class PartitionedTopics:
         return await self.find(name)
 
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
-        """Return the partitioned topics of a namespace, sorted."""
+        """Return the partitioned topics of a namespace, sorted, including topics that are being
+        deleted."""
         folder = paths.partitioned_topics(namespace.tenant, namespace.namespace, domain)
         children = await self._store.children(folder)
         names = [_name_in(namespace, domain, child) for child in children]
@@ -169,8 +170,8 @@ class PartitionedTopics:
         await self._update(_path(name), changed)
 
     async def begin_deletion(self, name: TopicName) -> list[TopicName]:
-        """Write the mark `deleting`. Returns the partitions to delete, including those of an
-        unfinished growth. Raises TopicNotFound, MetadataError."""
+        """Write the mark `deleting`. Returns the partitions that have records, including those of
+        an unfinished growth. Raises TopicNotFound, MetadataError."""
 
         def mark(stored: bytes | None) -> bytes:
             if stored is None:

@@ -42,7 +42,7 @@ _NONE: Final = array("I")
 @dataclass(frozen=True, slots=True)
 class DrainingHash:
     consumer: Consumer | None  # has the pending entries; None: several consumers may have some
-    references: int
+    references: int  # the number of pending entries of the slot
     blocked_attempts: int  # deliveries of the slot that had to wait
 
 

@@ -1,9 +1,9 @@
 """Auto-split hash ranges: each consumer has one range, and a new consumer halves the largest one.
 
-Theory of operation. A range is stored as its upper bound, which belongs to the range. A new
-consumer gets the lower half of the largest range. If several ranges have the largest size, the
-lowest of them is halved. When a consumer leaves, its range is merged into its right neighbour. The
-last range is merged into its left neighbour.
+Theory of operation. A range is stored as its upper bound, which belongs to the range. The last
+bound is 65536, one above the last slot. A new consumer gets the lower half of the largest range. If
+several ranges have the largest size, the lowest of them is halved. When a consumer leaves, its
+range is merged into its right neighbour. The last range is merged into its left neighbour.
 
 Invariants (`check`): the bounds are ascending; the last one is 65536; each consumer has one bound.
 """

@@ -159,7 +159,7 @@ class KeyShared:
         self._delays = environment.delays
         self._due = ReplaySet()
         self._wake_s: float | None = None  # when delayed entries become due
-        self._returned: set[int] = set()  # slots with entries returned during the replay
+        self._returned: set[int] = set()  # slots that got waiting entries during the `Replay`
         self._has_more = False  # `_next_replay` has not seen all that is queued
         self._turn = 0  # the index of the consumer whose waiting entries are read first
         self._chunks = ChunkRoutes()
@@ -268,7 +268,7 @@ class KeyShared:
         return self._chunks.with_whole_messages(mine)
 
     def takes_negative_acks(self, consumer: Consumer, positions: Sequence[Position]) -> bool:
-        """Returns True when `on_negative_acks` would stay within the limit of withheld entries."""
+        """Returns True when `on_negative_acks` would stay within `withheld_max`."""
         fresh = {
             at
             for at in positions

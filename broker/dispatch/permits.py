@@ -31,9 +31,9 @@ class Limits:
     """The limits of one subscription. The limits of unacknowledged messages follow the policies of
     the topic while it is open. The values here are Pulsar's defaults."""
 
-    # Delivered and unacknowledged messages of one consumer of a Shared subscription. At the limit
-    # the consumer gets no more messages until it has only half as many. A pending entry takes about
-    # 100 bytes: 5 MB.
+    # Delivered and unacknowledged messages of one consumer of a Shared or Key_Shared subscription.
+    # At the limit the consumer gets no more messages until it has only half as many. A pending
+    # entry takes about 100 bytes: 5 MB.
     unacked_per_consumer: int = 50_000
     # This limit is for all consumers together, 20 MB. At the limit the broker only redelivers.
     unacked_per_subscription: int = 200_000
@@ -75,7 +75,7 @@ class Consumer:
 
     name: str
     priority: int  # a lower number is served first
-    writable: Callable[[], bool]  # True: the connection accepts more bytes; must not call back
+    writable: Callable[[], bool]  # True: the connection takes bytes; must not call the dispatcher
     limits: Limits
     # The place in the order of subscribing. It is unique in the subscription and never changes; a
     # consumer that reconnects gets a new one.

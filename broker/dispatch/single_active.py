@@ -171,7 +171,7 @@ class SingleActive:
         return [self._reading]
 
     def _give(self, consumer: Consumer) -> list[Action]:
-        """Deliver held entries as far as the permits allow. The last one may exceed them."""
+        """Deliver held entries as far as the permits allow. The last entry may exceed them."""
         held, permits = self._held, consumer.permits
         if held[0].position <= self._acks.highest_acked:
             return self._give_unacked(consumer)

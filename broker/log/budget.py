@@ -39,10 +39,10 @@ AHEAD_SHARE: Final = 8
 5 MB."""
 
 HELD_SHARE: Final = 8
-"""Producers over their topic's publish rate may together gather 1/8 of the budget. Of 256 MiB, 128
-producers may gather 256 KB each. Beyond the share, each such producer holds only the frame that its
-connection was reading. Publishes can wait long for a rate, and the producers of other topics need
-the budget."""
+"""While producers over their topic's publish rate together hold less than 1/8 of the budget, their
+connections read on. Of 256 MiB, 128 producers may hold 256 KB each. Beyond the share, each such
+producer holds only the frame that its connection was reading. Publishes can wait long for a rate,
+and the producers of other topics need the budget."""
 
 HELD_MAX_SHARE: Final = 4
 """Producers over their topic's publish rate may hold at most 1/4 of the budget. Beyond the share,
@@ -60,7 +60,7 @@ class PublishBudget:
         that the process keeps longer for slow bookies."""
         self.bytes_max = bytes_max
         self.accepted = 0  # bytes that logs accepted and that are not confirmed
-        self.held = 0  # publishes that wait for a rate or for the outcome of another publish
+        self.held = 0  # bytes that wait for a rate or for the outcome of another publish
         self.ahead = 0  # bytes of backlogs that were read ahead of their dispatch
         self.peak = 0  # about the maximum of `used` since the last `take_peak`
         self._all = kept
@@ -106,7 +106,7 @@ class PublishBudget:
 
     @property
     def may_gather(self) -> bool:
-        """True when the connection of a producer over its rate may continue reading."""
+        """True when the connection of a producer over its topic's rate may read on."""
         return self.held < self.bytes_max // HELD_SHARE
 
     @property

@@ -818,7 +818,7 @@ class Log:
     async def close(self) -> None:
         """Refuse further appends, wait for the outstanding entries, close the ledger and record the
         close. `close` waits for the bookies without a limit: use a timeout, and call `abandon` when
-        the timeout expires."""
+        the timeout expires. Returns without an error also if the log fails meanwhile."""
         self._closing = True
         self._work.wake()
         await self._finished.wait()

@@ -59,9 +59,10 @@ def lost_by(error: ReadFailed, chain: Chain) -> LostRange | None:
     """The range that is permanently lost, from the error of a read. None: nothing is lost, or the
     entries may come back.
 
-    Two things count as lost: the rest of a ledger whose metadata is gone, and an entry that every
-    replica definitely does not have. A bookie that does not answer may still have the entry. A
-    ledger that the log has dropped meanwhile does not count as lost.
+    Two things count as lost: the entries of a closed ledger from the read position on, if the
+    metadata of the ledger is gone; and an entry of a closed ledger that every replica definitely
+    does not have. A bookie that does not answer may still have the entry. A ledger that the log has
+    dropped meanwhile does not count as lost.
     """
     position, count = Position(*error.position), chain.counts.get(error.position[0], 0)
     if not chain.is_closed(position.ledger):

@@ -82,10 +82,10 @@ class Rolling:
         ledger.
 
         A fenced ledger does not prove that this broker has lost the topic (the replicator recovers
-        a ledger whose writer keeps a lost bookie): the topic's record decides. Raises LogFenced,
-        LogDamaged. Raises LogUnavailable if the ledger is fenced and the record cannot be read:
-        another broker probably owns the topic, and clients look the topic up again only after this
-        log has ended.
+        a ledger whose writer does not replace a lost bookie): the topic's record decides. Raises
+        LogFenced, LogDamaged. Raises LogUnavailable if the ledger is fenced and the record cannot
+        be read: another broker probably owns the topic, and clients look the topic up again only
+        after this log has ended.
         """
         delays = self.delays()
         while True:

@@ -175,7 +175,8 @@ class ConsumerEvents(Protocol):
 
     def writable(self) -> bool:
         """Return whether the connection accepts more bytes now. After False, the session calls
-        `ConsumerHandle.on_writable` as soon as the connection accepts more bytes."""
+        `ConsumerHandle.on_writable` as soon as the connection accepts more bytes: once for all
+        consumers of a subscription on the connection."""
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
         """Send these entries. `details`: see `Deliver` in dispatch/dispatcher.py."""

@@ -1,10 +1,10 @@
 """Stores a topic's indexes of delayed messages in ledgers. Format: dispatch/DELAYED_FORMAT.md.
 
-Theory of operation. An index seals its entries in runs. The store writes each run as a segment into
-the topic's delayed ledger. A segment is live while the index uses its run; afterwards it is dead.
-The store counts the bytes of the live segments of each ledger, and deletes the ledgers without live
-segments. When dead segments take more bytes than live segments, the store writes the live segments
-into a new ledger.
+Theory of operation. An index seals its entries in runs, to which it adds no entry later. The store
+writes each run as a segment into the topic's delayed ledger. A segment is live while the index uses
+its run; afterwards it is dead. The store counts the bytes of the live segments of each ledger, and
+deletes the ledgers without live segments. When dead segments take more bytes than live segments and
+than `garbage_bytes_min`, the store writes the live segments into a new ledger.
 
 A stored segment is never wrong (delayed_segment.py), so no other part of the topic waits for the
 store. Deliveries and acknowledgements continue while the store writes a segment. A lost segment

@@ -56,7 +56,7 @@ async def expire_messages(topic: Topic) -> None:
 
 async def expire_subscriptions(topic: Topic) -> None:
     """Delete durable subscriptions that have had no consumer for longer than the policy allows. The
-    time begins again when another broker takes the topic over. Raises LogError."""
+    time begins again when the topic is opened, for example by its next owner. Raises LogError."""
     policies = _fresh_policies(topic)
     minutes = 0 if policies is None else policies.subscription_expiration_time_minutes
     if minutes <= 0:

@@ -188,8 +188,8 @@ class ReadLoop:
 
     @property
     def retry_in_s(self) -> float:
-        """The time in seconds until the next attempt after a failure. 0: the attempt is under
-        way."""
+        """The time in seconds until the next attempt after a failure. 0: the attempt is under way,
+        or no read has failed."""
         return max(0.0, self._retry_at - _now())
 
     @property

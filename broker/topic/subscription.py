@@ -692,7 +692,7 @@ class Subscription:
 
     @property
     def delivered(self) -> Meter:
-        """The messages that were delivered to all consumers, redeliveries included."""
+        """The messages that the subscription has delivered, redeliveries included."""
         return self._meter
 
     @property
@@ -711,7 +711,8 @@ class Subscription:
 
     @property
     def unacked(self) -> int:
-        """The number of messages that the consumers have received and not acknowledged."""
+        """The number of messages that the consumers have received and not acknowledged. 0 with a
+        single-active type, which does not count them."""
         return sum(machine.unacked for machine in self.consumers)
 
     @property

@@ -19,9 +19,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CALLS_MAX: Final = 16
-"""The maximum of calls of one function that run at the same time. At this limit, a caller waits for
-the newest of these calls. So a function that never returns occupies a bounded number of threads,
-however often the client connects."""
+"""The maximum number of calls of one function that run at the same time. At this limit, a caller
+waits for the newest of these calls. So a function that never returns occupies a bounded number of
+threads, however often the client connects."""
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

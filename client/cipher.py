@@ -43,8 +43,8 @@ DATA_KEY_S: Final = 4 * 3600.0
 encrypts far fewer payloads in this time than AES-GCM permits for one key."""
 
 DATA_KEYS_MAX: Final = 1000
-"""The maximum of data keys that a consumer remembers. Beyond it, the consumer forgets the least
-recently used key, and unwraps that key again when a message needs it."""
+"""The maximum number of data keys that a consumer remembers. Beyond it, the consumer forgets the
+least recently used key, and unwraps that key again when a message needs it."""
 
 _EXPECTED: Final = "expected an RSA key, the only kind that Apache's Python and C++ clients read"
 _DATA_KEY_BYTES = 32

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from magnetar.client.schema.schema import Schema, SchemaInfo
 
 VERSIONS_MAX: Final = 1_000
-"""The maximum of schema versions that a decoder keeps, for all topics of its consumer together.
-Beyond it, the decoder forgets the version that it has kept longest."""
+"""The maximum number of schema versions that a decoder keeps, for all topics of its consumer
+together. Beyond it, the decoder forgets the version that it has kept longest."""
 
 PARSED_AT_ONCE_MAX: Final = 8 << 10
-"""The maximum of characters of a definition that the decoder parses on the client's loop. It parses
-a larger definition in a thread. An Avro definition of this size takes 6 ms. One of 128 KiB, the
-maximum that a broker stores, takes 100 ms."""
+"""The maximum length in characters of a definition that the decoder parses on the client's loop. It
+parses a larger definition in a thread. An Avro definition of this size takes 6 ms. One of 128 KiB,
+the maximum that a broker stores, takes 100 ms."""
 
 log = get_logger(__name__)
 

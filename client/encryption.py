@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from magnetar.client.enums import CompressionType
 
 ENCRYPTION_KEYS_MAX: Final = 16
-"""The maximum of wrapped keys that a producer writes into an entry, and that a consumer tries. Each
-key costs a millisecond."""
+"""The maximum number of wrapped keys that a producer writes into an entry, and that a consumer
+tries. Each key costs a millisecond."""
 
 KEY_FILE_BYTES_MAX: Final = 64 * 1024
 """The maximum size of a key file. A PEM file of an RSA key has at most some 4 KB."""

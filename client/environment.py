@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 PENDING_BYTES_MAX: Final = 64 << 20
-"""The maximum of bytes of one producer that wait for their receipts. The limit on the number of
-messages does not suffice: 1,000 messages of 5 MiB are 5 GB. Apache's Java client has a limit of
-bytes for a whole client."""
+"""The maximum size in bytes of one producer's messages that wait for their receipts. The limit on
+the number of messages does not suffice: 1,000 messages of 5 MiB are 5 GB. Apache's Java client has
+a limit of bytes for a whole client."""
 
 
 PARTITIONS_UPDATE_S: Final = 60.0

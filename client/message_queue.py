@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message
 
 QUEUED_ERRORS_MAX: Final = 1000
-"""The maximum of waiting errors of messages that the client cannot read."""
+"""The maximum number of waiting errors of messages that the client cannot read."""
 
 
 Place = tuple["Key | None", int, int]

@@ -43,7 +43,7 @@ bytes that a broker reads before it knows the client. Usual tokens have some hun
 
 @dataclass
 class Oauth2Tokens:
-    """The access tokens of one client. The client keeps a token until it expires."""
+    """The access tokens of one client. The client uses a token until EARLY_S before it expires."""
 
     issuer_url: str
     private_key: str = field(repr=False)  # a data: URL contains the secret

@@ -431,7 +431,8 @@ class ProducerOptions:
     - `schema`: the schema of the values that the program sends. None: the program sends bytes.
     - `initial_sequence_id`: the first message gets this number plus 1 as its sequence id. None: the
       last sequence id that the broker has stored for `producer_name`, or -1 if there is none.
-    - `send_timeout_millis`: the time limit from a send to its receipt. 0: no limit.
+    - `send_timeout_millis`: the time limit from the encoding of a message's entry to its receipt.
+      0: no limit.
     - `compression_type`: the compression of messages and batches.
     - `max_pending_messages`: the maximum number of messages without a receipt. With partitions, the
       limit is this number times the number of partitions. 0: no limit.

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RECONSUME_TIMES_MAX: Final = 16
-"""The maximum of passes of a message through the retry topic if the consumer has no dead-letter
-policy, as in Apache's client."""
+"""The maximum number of passes of a message through the retry topic if the consumer has no
+dead-letter policy, as in Apache's client."""
 
 
 class RedeliveryBackoff(Protocol):
@@ -127,12 +127,14 @@ class ConsumerDeadLetterPolicy:
     begins a new count of redeliveries.
 
     - `max_redeliver_count`: the number of redeliveries before the move; at least 1.
-    - `dead_letter_topic`: the topic of the copies. None: `<topic>-<subscription>-DLQ`.
+    - `dead_letter_topic`: the topic of the copies. None: `<topic>-<subscription>-DLQ`, unless the
+      namespace has a topic of Pulsar's old name, `<subscription>-DLQ`.
     - `initial_subscription_name`: the name of a subscription of the dead-letter topic. The broker
       creates the subscription before it stores the first copy. None: no subscription; messages can
       be deleted before a consumer subscribes.
-    - `retry_letter_topic`: the retry topic. None: `<topic>-<subscription>-RETRY`. Apache's Python
-      client does not have this parameter; its Java client does.
+    - `retry_letter_topic`: the retry topic. None: `<topic>-<subscription>-RETRY`, unless the
+      namespace has a topic `<subscription>-RETRY`. Apache's Python client does not have this
+      parameter; its Java client does.
     - `encryption_keys`: the names of the public keys with which the consumer encrypts the copies on
       both topics. The consumer's `crypto_key_reader` reads the keys. None: the consumer does not
       encrypt the copies, as in Pulsar. In Apache's Java client, a customizer of the copies'

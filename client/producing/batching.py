@@ -96,7 +96,7 @@ class BatchBuilder:
         return batches
 
     def limit(self, batch_bytes_max: int) -> list[Batch]:
-        """Set the maximum of bytes of a batch. Returns the batches that this call seals."""
+        """Set the maximum size of a batch in bytes. Returns the batches that this call seals."""
         self._batch_bytes_max = batch_bytes_max
         is_full = any(batch.message_bytes >= batch_bytes_max for batch in self._open.values())
         return self.seal() if is_full else []

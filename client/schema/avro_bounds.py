@@ -34,19 +34,19 @@ DEPTH_MAX: Final = 256
 """The maximum depth of nested values. fastavro takes some 1.6 KB of the stack for each level."""
 
 DECIMAL_BYTES_MAX: Final = 1_024
-"""The maximum of bytes of a decimal: some 2,400 digits."""
+"""The maximum size of a decimal in bytes: some 2,400 digits."""
 
 EMPTY_FREE: Final = 10_000
 EMPTY_PER_BYTE: Final = 4
 EMPTY_PER_BYTE_MAX: Final = 64
-"""The maximum of values without bytes is EMPTY_FREE plus a number for each byte of the payload.
-This number is EMPTY_PER_BYTE plus one for each field of the schema without bytes, but at most
-EMPTY_PER_BYTE_MAX. Valid payloads can exceed the maximum if they hold arrays of nulls, or if the
-schema has more than 60 fields without bytes."""
+"""The maximum number of values without bytes is EMPTY_FREE plus a number for each byte of the
+payload. This number is EMPTY_PER_BYTE plus the number of the schema's fields without bytes, but at
+most EMPTY_PER_BYTE_MAX. Valid payloads can exceed the maximum if they hold arrays of nulls, or if
+the schema has more than 60 fields without bytes."""
 
 
 BLIND_MAX: Final = 10_000
-"""The maximum of values of a fixed size in a record that may be skipped without a check."""
+"""The maximum number of values of a fixed size in a record that may be skipped without a check."""
 
 _FIXED_SIZES: Final = {"boolean": 1, "float": 4, "double": 8}
 

@@ -78,7 +78,7 @@ class _StreamOfChannel:
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None
-        if channel is None:  # another call of close() says goodbye, and then closes the channel
+        if channel is None:  # another call of close() closes the stream, and then the channel
             return
         try:
             await self._not_closed().close()

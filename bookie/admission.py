@@ -76,7 +76,7 @@ class LedgerAdmission:
     """A ledger's state in the store, including writes that are not durable yet."""
 
     record: LedgerRecord | None  # None: the store has no record of the ledger
-    highest: int  # the highest stored entry id; -1: no entry is stored
+    highest: int  # the highest stored entry id (`_highest`); -1: no entry is stored
     fence_durable: bool = False  # False: not durable, or not known
     deleted: bool = False  # the store has a tombstone, and so no record
     alarmed: bool = False  # a conflict was logged: one line per ledger, not one per add

@@ -55,7 +55,7 @@ async def run_bookie(config: BookieConfig, stop: asyncio.Event) -> None:
     written entries, for at most `stop_grace_s`.
 
     Raises StartRefused, PortInUse, AddressUnusable, LeaseTaken, and the errors of the metadata
-    store.
+    store, alone or in exception groups.
     """
     store = await ZooKeeperStore.connect_url(
         config.metadata_url, session_timeout_s=config.session_timeout_s

@@ -95,7 +95,7 @@ class Upkeep:
         )
 
     async def run(self) -> None:
-        """Run until cancelled. Raises StorageFailed when a write failed."""
+        """Run until cancelled. Raises an exception group with StorageFailed when a write failed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.disk.run())
             group.create_task(self.collector.run())

@@ -4,8 +4,8 @@ A tree of small versioned values, after ZooKeeper's model:
 
 - A node has a value and a version. The version is 0 when the node is made and grows by one with
   each change. A node that was deleted and made again starts at 0 again.
-- Every change is conditional on the version. So a caller that lost a reply can read the value again
-  and compare it (see `update`).
+- Every change but `create_sequential` is conditional on the version. So a caller that lost a
+  reply can read the value again and compare it (see `update`).
 - An ephemeral node lives as long as the session that made it, and has no children.
 - Within one store, calls take effect in the order in which they were made. Reads may be stale with
   respect to *other* sessions until `sync`. After a change by this session, even a refused one,

@@ -6,11 +6,11 @@ keeps a prefix of the unsynced writes, in the order of writing: never a later wr
 earlier ones. So one `sync` makes a whole group of writes durable. A durable fence implies that all
 adds written before it are durable too.
 
-Every method is synchronous and may block; all raise `StorageFailed`. `write`, `sequence`, the
-deletions and the small lookups are called on the loop, `sync` and `pressure` on the sync thread,
-runs and listings on the read thread, `reclaim` and `drop_replaced` on the compaction thread. An
-implementation accepts calls from these four threads at the same time. An error never means "not
-there".
+Every method is synchronous and may block; all raise `StorageFailed`. `write` and the deletions are
+called on the loop, `sync` and `pressure` on the sync thread, runs and listings on the read thread,
+`reclaim` and `drop_replaced` on the compaction thread, and `sequence` and the lookups of one value
+on any of the first three. An implementation accepts calls from these four threads at the same time.
+An error never means "not there".
 """
 
 from __future__ import annotations

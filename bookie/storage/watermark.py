@@ -56,8 +56,8 @@ class WatermarkFile:
         now_s: Callable[[], float],
         look_at_manifest: Callable[[], ManifestState | None] = lambda: None,
     ) -> None:
-        """`now_s` is a monotonic clock. `look_at_manifest` is called with each write. Creates the
-        file if it is missing."""
+        """`now_s` is a monotonic clock. `look_at_manifest` is called before each write, and
+        by `follow_manifest`. Creates the file if it is missing."""
         self._boot_epoch = boot_epoch
         self._look_at_manifest = look_at_manifest
         self._manifest: ManifestState | None = None  # None: not looked at yet

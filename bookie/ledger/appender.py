@@ -56,12 +56,12 @@ time."""
 
 SPARES_S: Final = 2.0
 """The period in which the appender looks for spares again. It also looks for spares at each change
-of the list of bookies. This is also the period in which `tick` checks a ledger that has failed
-members but keeps no entries."""
+of the list of bookies. With the same period, `tick` checks a ledger that has failed members but
+keeps no entries."""
 
 
 class LedgerAppender:
-    """The only writer of its ledger. One task or callback chain on one loop owns it.
+    """The only writer of its ledger. All calls must come from one event loop.
 
     The appender calls `progress` on the loop, never inside `append_nowait`: after each event that
     moved `confirmed`, such as a frame of acks, and once when the ledger fails. The outcome of the
@@ -171,8 +171,8 @@ class LedgerAppender:
         return not self._writer.writing or self._has_room()
 
     async def wait_room(self) -> None:
-        """Wait until the bytes in flight are below the limits of the ledger and of the process, or
-        until the ledger ends."""
+        """Wait until the ledger's bytes in flight and the process's retained bytes are below their
+        limits, or until the ledger ends."""
         while not self.has_room:
             waiting = self._loop.create_future()
             self._room.append(waiting)

@@ -1,9 +1,9 @@
 """BookieHealth: how well bookies served recently, as a score. Errors raise it; time and success
 lower it.
 
-No I/O, no clock, no tasks. The score only orders. A caller that chooses bookies prefers the healthy
-ones, and adds others when there are too few. A hard ban could leave a cluster without bookies when
-all of them had a short fault, as in a rolling restart.
+No I/O, no clock, no tasks. The score excludes no bookie from the choice of an ensemble: the healthy
+ones come first, and others are added when there are too few. A hard ban could leave a cluster
+without bookies when all of them had a short fault, as in a rolling restart.
 
 An error adds 1, up to SCORE_MAX, so that a bookie that fails repeatedly is avoided for longer.
 Slowness raises the score to SLOW_SCORE and no further, however often it is noticed: a slow bookie

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class LateAcks:
     """An AddSink that stays attached until all acks arrived, an add failed, the stream was lost, or
-    `timeout_s` has passed. Then it notes the entries without an ack."""
+    `timeout_s` has passed. Then it notes the range of the entries without an ack."""
 
     def __init__(
         self,

@@ -910,8 +910,8 @@ class Broker:
         await self._close(name, CloseReason.UNLOADED)
 
     async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """Return the registered broker that owns the bundle. None: the bundle is free. Raises
-        MetadataError."""
+        """Return the registered broker that owns the bundle. None: the bundle has no owner, or its
+        owner is not registered. Raises MetadataError."""
         return await self._owners.owner_of(bundle)
 
     async def unload_bundle(self, bundle: Bundle) -> BrokerRegistration | None:

@@ -305,8 +305,8 @@ class TooManyWatchers(BrokerError):
 
 
 class BundleUnavailable(BrokerError):
-    """No broker serves the bundle's topics at the moment: the bundle is moving between brokers.
-    Look the topic up again."""
+    """The broker can neither serve the bundle's topics nor name another broker that does: for
+    example, the bundle is moving between brokers. Look the topic up again."""
 
     def __init__(self, bundle: str, why: str) -> None:
         # Apache's C++ client closes the whole connection on some errors, unless their text contains

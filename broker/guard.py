@@ -7,7 +7,7 @@ the topic fails. The broker disconnects its clients and closes it, and the next 
 again from the stored data. The topic's clients see the same as after the death of a broker. The
 guard also measures the steps that it runs (runtime/steps.py).
 
-A topic that fails FAILURES_MAX times within WINDOW_S is quarantined: the broker refuses requests
+A topic that fails FAILURES_MAX times within WINDOW_S is quarantined: the broker does not open it
 for PAUSE_S_FIRST. Each further quarantine takes twice as long, up to PAUSE_S_MAX.
 """
 

@@ -58,8 +58,9 @@ def _has_backlog(topic: Topic) -> bool:
 
 
 def _is_retained(topic: Topic, now: float, now_ms: int) -> bool:
-    """Return True if retention keeps messages of the topic. As in Pulsar, only their age counts: a
-    topic whose last message is younger than the retention time is not deleted."""
+    """Return True if retention keeps the topic. As in Pulsar, the size limit does not count, only
+    the age of the last message. The time since the topic became idle stands for this age if a
+    ledger is open; otherwise the time since the last ledger with entries was closed."""
     retention_s = topic.policies.effective.retention.time_s
     if retention_s == 0 or topic.log.chain.entry_count == 0:
         return False

@@ -1,7 +1,7 @@
 """The health check: this broker publishes a message to its own heartbeat topic and reads it.
 
-The topic is `non-persistent://pulsar/<host:port>/heartbeat`, as in Pulsar. No administrator's
-request can create this topic, lists do not show it, and its messages are not stored.
+The topic is `non-persistent://pulsar/<host:port>/heartbeat`, as in Pulsar. No other request can
+create this topic. Lists without system topics leave it out. Its messages are not stored.
 """
 
 from __future__ import annotations

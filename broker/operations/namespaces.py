@@ -4,8 +4,8 @@ Any broker carries these operations out by compare-and-set. When a namespace is 
 tenant is deleted, the namespace must not be left without a tenant. So the creator writes the
 namespace first and then the tenant's record, unchanged, by compare-and-set. The deleter lists the
 namespaces after it has read the tenant's record, and deletes the record at the version that it
-read. One of the two fails: either the creator deletes its namespace again, or the deleter begins
-again.
+read. One of the two fails: either the creator finds no tenant and deletes its namespace again, or
+the deleter finds the namespace, possibly only after it has begun again.
 
 NOTE: the creator may die before it deletes its namespace again, or the metadata store may not
 answer that deletion. Then the namespace stays without a tenant until a client deletes it.

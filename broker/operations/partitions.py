@@ -79,9 +79,9 @@ async def list_partitioned_topics(
 async def delete_partitioned_topic(
     broker: Broker, name: TopicName, ask: Ask, *, force: bool
 ) -> None:
-    """Delete all partitions, then the topic. After a failure the topic cannot be used, and the same
-    request continues the deletion. Without `force`, a partition that is in use is not deleted; if
-    that is known at the start, nothing is deleted.
+    """Delete all partitions, then the topic. The topic cannot be used once the deletion has begun;
+    after a failure, the same request continues the deletion. Without `force`, a partition that is
+    in use is not deleted; if it is in use at the start, the deletion does not begin.
 
     Raises TopicNotFound, PartitionBusy, PartitionFailed.
     """

@@ -76,8 +76,8 @@ class Census:
         return sorted(brokers, key=rank)
 
     def choose(self, movable: Iterable[Bundle], source: Owner, target: Owner) -> Bundle | None:
-        """The bundle that should move from `source` to `target`. It belongs to the namespace that
-        is spread least evenly over these two brokers. None: `movable` is empty."""
+        """The bundle that should move from `source` to `target`. It belongs to the namespace in
+        which `source` exceeds `target` by the most bundles. None: `movable` is empty."""
 
         def rank(bundle: Bundle) -> tuple[int, int, str]:
             more = self.count_in(bundle, source) - self.count_in(bundle, target)

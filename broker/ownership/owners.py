@@ -74,7 +74,7 @@ class Owners:
         self._released = asyncio.Event()  # set when `_releasing` becomes empty
         self._suspects: set[Bundle] = set()  # held bundles whose record `run` reads again
         self._suspected = asyncio.Event()
-        self._settled = asyncio.Event()  # set while there are no suspects
+        self._settled = asyncio.Event()  # `run` sets it when no suspects are left
         # Held bundles of which a log has failed since `run` last read the bundle's record.
         self._doubted: set[Bundle] = set()
         # The decisions of `locate` under way: after a failover, thousands of clients ask for topics

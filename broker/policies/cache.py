@@ -436,9 +436,9 @@ class PolicyCache:
         self, entry: _Entry, path: str, new: bytes, *, is_tenant: bool
     ) -> bytes | None:
         """Return the stored record of a tenant or namespace. Create an absent record if the
-        namespace is built in or has topics: an earlier version of Magnetar created such topics
-        without a record. None: the record is absent, and the namespace is not needed. Raises
-        NamespaceNotFound."""
+        namespace is built in or has topics: an earlier version of Magnetar created topics without
+        the record of their namespace. None: the record is absent, and the namespace is not needed.
+        Raises NamespaceNotFound."""
         found = await self._store.get(path)
         if found is None:
             await self._store.sync(path)  # an administrator may just have created it

@@ -1,8 +1,8 @@
 """A copy of one stored value, and whether the stored value may have changed since. Pure.
 
     unknown   no read has returned a value: there is no answer, and no default replaces it
-    stale     a read returned a value, and the stored value may have changed since: the last answer
-              stays valid
+    stale     a read returned a value, and the stored value may have changed since: the view still
+              answers with the value that was read last
     fresh     the last read returned a value, and no change was reported since it began
 
 A read of bytes that are not a valid record returns no value.

@@ -48,7 +48,7 @@ def to_compare(versions: Sequence[T], strategy: SchemaCompatibility) -> Sequence
 
 
 def for_consumer(strategy: SchemaCompatibility) -> SchemaCompatibility:
-    """The strategy for a consumer's schema, which must be able to read the stored messages."""
+    """The strategy by which a consumer's schema is compared with the versions."""
     return _Strategy.BACKWARD if strategy in _LATEST_FOR_CONSUMERS else strategy
 
 

@@ -1,10 +1,10 @@
 """Shares large answers that many clients ask for: a list of 10,000 topics has half a megabyte.
 
-Identical requests share one answer. The broker keeps an answer for at most KEEP_S: only until it
-opens a topic, or the metadata store reports a change. A request may arrive while an answer is being
-made. If the broker does not keep that answer, the answer may lack a change that the client already
-knows of, so the request waits for the next answer. At most two answers are made for any number of
-concurrent requests.
+Identical requests share one answer. The broker keeps an answer for KEEP_S, or for less time if the
+broker opens a topic or the metadata store reports a change. A request may arrive while an answer is
+being made. If the broker does not keep that answer, the answer may lack a change that the client
+already knows of, so the request waits for the next answer. At most two answers are made for any
+number of concurrent requests.
 
 All connections whose clients have not taken an answer yet share its bytes. Each connection adds
 only its request id. All answers that wait for clients have at most ANSWER_BYTES_MAX together;

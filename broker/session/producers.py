@@ -63,8 +63,8 @@ def confirm_producer(context: Context, body: pb.CommandProducer) -> bytes:
 
 
 async def close_producer(context: Context, body: pb.CommandCloseProducer) -> bytes:
-    """Close the producer, after the answers to its earlier SENDs. If the topic has closed the
-    producer meanwhile, the request succeeds, too."""
+    """Close the producer. Before that, wait for the answers to its earlier SENDs, for a limited
+    time. If the topic has closed the producer meanwhile, the request succeeds, too."""
     handle = context.producers.get(body.producer_id)
     try:
         if handle is not None:

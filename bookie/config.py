@@ -56,13 +56,13 @@ class BookieConfig(RoleConfig):
         DiskLimits().warn,
         gt=0,
         le=1,
-        description="used share of the disk above which the bookie warns",
+        description="used share of the disk from which on the bookie warns",
     )
     disk_resume: float = Field(
         DiskLimits().resume,
         gt=0,
         le=1,
-        description="used share of the disk below which adds are allowed again",
+        description="used share of the disk at which adds are allowed again",
     )
     disk_reserve_bytes: int = Field(
         DiskLimits().reserve_bytes,

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX: Final = 1_000
 """Enough for 256 streams of adds (STREAMS_MAX), and for some reads and one presence of each of a
-few dozen brokers. By default a process may open 1,024 files, and RocksDB keeps up to 512 of them
-open. For more than about 500 connections, raise the system's limit of open files."""
+few dozen brokers. RocksDB keeps up to 512 files open beside them: the process needs a hard limit of
+1,600 open files (`ulimit -Hn`)."""
 
 
 def data_server(service: BookieService) -> FrameServer:

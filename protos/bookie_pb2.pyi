@@ -291,7 +291,7 @@ class InfoReply(google.protobuf.message.Message):
     incarnation: builtins.str
     boot_epoch: builtins.int
     state: builtins.str
-    """"starting", "serving", "stopping" """
+    """"serving", "stopping" """
     read_only: builtins.bool
     disk_total_bytes: builtins.int
     disk_free_bytes: builtins.int

@@ -27,14 +27,15 @@ def up():
 async def main(stop):
 {body}
 
+{before}
 sys.exit(run_process(main))
 """
 
 
-def start(body: str, *options: str) -> subprocess.Popen[str]:
+def start(body: str, *options: str, before: str = "") -> subprocess.Popen[str]:
     text = "\n".join("    " + line for line in body.strip().splitlines())
     return subprocess.Popen(
-        [sys.executable, *options, "-c", PROGRAM.format(body=text)],
+        [sys.executable, *options, "-c", PROGRAM.format(body=text, before=before)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -53,6 +54,14 @@ def wait_up(process: subprocess.Popen[str]) -> None:
 
 def events(lines: Sequence[dict[str, Any]]) -> list[str]:
     return [line["event"] for line in lines]
+
+
+def test_a_server_may_open_as_many_files_as_its_hard_limit_allows() -> None:
+    process = start(
+        "limits = resource.getrlimit(resource.RLIMIT_NOFILE)\nassert limits == (500, 500), limits",
+        before="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 500))",
+    )
+    assert finish(process) == (0, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

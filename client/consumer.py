@@ -271,7 +271,7 @@ class Consumer:
         return self._subscriber.subscription.consumer_name or ""
 
     def is_connected(self) -> bool:
-        """Return whether the consumer is attached to a broker now."""
+        """Return whether the consumer is attached to the brokers of all its topics now."""
         return self._subscriber.is_attached
 
     def is_active(self) -> bool:

@@ -235,7 +235,7 @@ class LookupError(PulsarException):  # noqa: A001 - Apache's name
 
 
 class Interrupted(PulsarException):
-    """The outcome is unknown: the client was closed, or Ctrl-C ended the wait."""
+    """The outcome is unknown, for example after Ctrl-C or a `close` of the client."""
 
     result = Result.Interrupted
 

@@ -189,7 +189,7 @@ class Producer:
         return self._publisher.last_sequence_id
 
     def is_connected(self) -> bool:
-        """Return whether the producer is attached to a broker now."""
+        """Return whether the producer is attached now; with partitions, to each that it uses."""
         return self._publisher.is_attached
 
     async def __aenter__(self) -> Self:

@@ -74,7 +74,7 @@ class Reader:
         return self._subscriber.topic
 
     def is_connected(self) -> bool:
-        """Return whether the reader is attached to a broker now."""
+        """Return whether the reader is attached to the brokers of all its topics now."""
         return self._subscriber.is_attached
 
     def __aiter__(self) -> Self:

@@ -17,7 +17,7 @@ class Scope:
     A user may create a client in one task and close it in another, so the group has its own task.
     A task that raises an exception ends all others. The scope then calls `on_failure` and the
     exception handler of the loop. Only a bug has this effect: a task that loses its connection
-    returns. The scope calls `at_end` last in every case, also when the loop ends before the client
+    returns. A scope that has begun calls `at_end` last, also when the loop ends before the client
     was closed. It calls `at_end` again if a call was cancelled.
     """
 

@@ -443,7 +443,7 @@ class Producer:
         return self._publisher.last_sequence_id
 
     def is_connected(self) -> bool:
-        """Return whether the producer is attached to a broker now."""
+        """Return whether the producer is attached now; with partitions, to each that it uses."""
         return self._publisher.is_attached
 
     def __enter__(self) -> Self:
@@ -744,7 +744,7 @@ class Consumer:
         return self._subscriber.subscription.consumer_name or ""
 
     def is_connected(self) -> bool:
-        """Return whether the consumer is attached to a broker now."""
+        """Return whether the consumer is attached to the brokers of all its topics now."""
         return self._subscriber.is_attached
 
     def is_active(self) -> bool:
@@ -826,7 +826,7 @@ class Reader:
         return self._subscriber.topic
 
     def is_connected(self) -> bool:
-        """Return whether the reader is attached to a broker now."""
+        """Return whether the reader is attached to the brokers of all its topics now."""
         return self._subscriber.is_attached
 
     def __enter__(self) -> Self:

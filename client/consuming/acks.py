@@ -1,12 +1,13 @@
 """Groups acknowledgements, and keeps each group until the broker has answered that it is durable.
 
 The user acknowledges messages. The broker accepts acknowledgements of entries: of a whole entry, or
-of some of its messages as a set of bits. The tracker gathers acknowledgements for ACK_DELAY_S at
-most, or until it has ACK_IDS_MAX ids. Then the client sends them as groups. If the connection
-breaks before the broker has answered a group, the client sends the group again on the next
-connection. So the failure of a broker loses no acknowledgement. Until the answer, the broker may
-redeliver a message that the user has acknowledged. `acknowledged` recognises such a message, and
-the client does not deliver it to the user again.
+of some of its messages as a set of bits. The tracker gathers acknowledgements for ACK_DELAY_S, or
+until it has ACK_IDS_MAX ids. Then the client sends them as groups, unless it is not connected or
+ACK_GROUPS_IN_FLIGHT_MAX groups have no answer. If the connection breaks before the broker has
+answered a group, the client sends the group again on the next connection. So the failure of a
+broker loses no acknowledgement. Until the answer, the broker may redeliver a message that the user
+has acknowledged. `acknowledged` recognises such a message, and the client does not deliver it to
+the user again.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class AckTracker:
 
     Invariants:
 
-    1. A group acknowledges no message that the user did not acknowledge.
+    1. A group acknowledges only what a call of `acknowledge` or `acknowledge_cumulative` did.
     2. Every acknowledgement of a whole entry is pending, in flight, answered, or dropped by
        `on_seek`.
     3. The position of every pending key is at or after the pending cumulative position.

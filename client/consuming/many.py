@@ -121,7 +121,7 @@ class ManySubscriber:
         self._division: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Join the topics. If this fails for a topic, close the consumer and raise the error.
+        """List and join the topics. If one step fails, close the consumer and raise the error.
 
         A source may allow that topics are missing; the consumer joins these topics later.
         """

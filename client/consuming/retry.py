@@ -234,7 +234,7 @@ class RetrySubscriber:
         await self._close_letters()
 
     async def close(self) -> None:
-        """Close both, then the producers of letters. Raises the first error."""
+        """Close both cores, then the producers of letters. Raises the first error of the cores."""
         try:
             await together(part.close() for part in self._parts_of_both)
         except asyncio.CancelledError:  # the caller no longer waits for an orderly end
@@ -244,7 +244,7 @@ class RetrySubscriber:
             await self._close_letters()  # returns at once after `shut_down`
 
     def shut_down(self, error: PulsarException) -> None:
-        """Close both at once."""
+        """Close both cores and the producers of letters at once."""
         self._main.shut_down(error)
         self._retry.shut_down(error)
         self._retry_letters.shut_down(error)

@@ -65,7 +65,7 @@ class Attachment:
         silence_s: float,
     ) -> None:
         """`silence_s`: the time in seconds for the owner to open a session. After this time, the
-        attachment asks another broker about the owner."""
+        attachment asks another broker of the service URL, if there is one, about the owner."""
         self._what = what
         self._purpose = purpose
         self._lookup = lookup

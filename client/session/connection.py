@@ -1,6 +1,6 @@
 """One session with one broker: requests and answers, receipts, deliveries.
 
-A client holds two sessions with a broker, one for producers and one for consumers. With one
+A client holds at most two sessions with a broker: for producers and for consumers. With one
 session, small answers would wait tens of milliseconds behind bulk deliveries. Lookups use the
 producers' session.
 

@@ -113,9 +113,9 @@ class Lookup:
     async def owner(self, topic: str) -> Owner:
         """Return the broker that serves `topic`.
 
-        Raises ConnectError if no broker of the service URL is reachable, or if the broker does not
-        answer. Raises the broker's error if it answers with one. After an error, the next question
-        goes to the next broker, because this broker may be cut off from the cluster.
+        Raises ConnectError if no broker of the service URL is reachable, or if the asked broker
+        does not answer. Raises the broker's error if it answers with one. After an error, the next
+        question goes to the next broker, because this broker may be cut off from the cluster.
         """
         connection = await self.any_broker()
         try:

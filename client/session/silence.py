@@ -8,7 +8,8 @@ broker serves the topics now. If that is a different broker, the client ends the
 producers and consumers attach again. Otherwise the client keeps the connection, and asks again with
 growing pauses. In any case, the keep-alive (connection.py) ends a silent connection.
 
-If the service URL has one address only, the client has no other broker to ask.
+If the service URL has one address only, the client sends and asks nothing of this: there is no
+other broker to ask. Only the keep-alive then ends a silent connection.
 """
 
 from __future__ import annotations

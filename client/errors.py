@@ -501,10 +501,10 @@ def from_server_error(
 
 
 def is_retriable(error: PulsarException) -> bool:
-    """Return whether the same request may succeed later or at another broker."""
+    """Return whether this error is temporary, so that the client repeats the request."""
     return type(error) in _RETRIABLE
 
 
 def ends_producer(error: PulsarException) -> bool:
-    """Return whether this error ends a producer; after other errors the producer attaches again."""
+    """Return whether this error ends a producer for good: it does not attach again."""
     return isinstance(error, (ProducerFenced, TopicTerminated))

@@ -108,7 +108,7 @@ def letter_properties(
 
 
 def reconsume_times(message: Message) -> int:
-    """Return how often the message passed the retry topic.
+    """Return how often the message passed through the retry topic.
 
     A property that is not a number of at most 9 digits counts as 0.
     """

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 REDELIVERY_TICK_S: Final = 0.1
 """Seconds. When an entry is due, the client also requests the entries that are due within half of
-this time. Delays are seconds or minutes, so the difference does not matter. A thousand single
-negative acknowledgements need only a few commands."""
+this time. Typical delays are seconds or minutes, so the difference does not matter. A thousand
+single negative acknowledgements need only a few commands."""
 
 REDELIVERIES_MAX: Final = 1_000_000
 """Entries that wait, about 200 bytes each. Beyond this limit, the first ones are due at once."""

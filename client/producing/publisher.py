@@ -840,8 +840,8 @@ class Publisher:
     def _let_go(self, connection: Connection, producer_id: int) -> None:
         """Close a producer at the broker without waiting for the answer.
 
-        Until the broker has closed the producer, it answers ProducerBusy to a new attachment. The
-        attachment then tries again.
+        Until the broker has closed the producer, it can answer ProducerBusy to a new attachment.
+        The attachment then tries again.
         """
         connection.remove_producer(producer_id)
         connection.ask(pb.CommandCloseProducer(producer_id=producer_id), lambda _: None)

@@ -6,8 +6,8 @@ union with more than one type besides null. Types in Spark: record -> struct, en
 map, fixed -> binary.
 
 A value must fill its payload. Bytes after the value, lengths beyond the payload and invalid indexes
-are errors (ValueError). So are more values without bytes than `EMPTY_FREE` and `EMPTY_PER_BYTE`
-permit: the size of the payload limits all other values.
+are errors (ValueError). More values without bytes than `EMPTY_FREE` and `EMPTY_PER_BYTE` permit are
+an error, too. The size of the payload limits all other values.
 
 Pure.
 """
@@ -48,10 +48,10 @@ EMPTY_FREE: Final = 1_000
 EMPTY_PER_BYTE: Final = 64
 """The maximum of values without bytes in one message is EMPTY_FREE plus EMPTY_PER_BYTE for each
 byte of the payload. Such values are nulls outside of unions, values of a fixed type of size 0, and
-records: a record's bytes are those of its fields. Five bytes can state an array of 10**9 nulls, and
-an array can hold many such arrays. At most LEVELS_MAX, 63, records begin at one byte, so valid
-payloads can exceed the maximum only if a record has more than EMPTY_PER_BYTE fields without bytes,
-or if arrays hold values without bytes."""
+records, whose bytes are those of their fields. Five bytes can state an array of 10**9 nulls, and an
+array can hold many such arrays. At most LEVELS_MAX, 63, records begin at one byte. So a payload can
+exceed the maximum only if a record has more than EMPTY_PER_BYTE fields without bytes, or if arrays
+hold values without bytes."""
 
 ROWS_MAX: Final = 1_024
 """The maximum number of rows that are Python objects at once. With EMPTY_FREE values of 8 bytes in
@@ -74,8 +74,8 @@ class AvroType:
     levels: int = 1
     fields: int = 0
     empties: int = 0
-    """The values without bytes in one value, except those in a union, array or map: their number
-    depends on the payload, so the union, array or map counts them."""
+    """The number of values without bytes in one value, except those in a union, array or map. That
+    number depends on the payload, so the union, array or map counts them."""
 
     def __post_init__(self) -> None:
         if self.levels > LEVELS_MAX:

@@ -13,9 +13,9 @@ time writes to an archive (flock).
 At its end, a run compares the archive with the topics. It compares all messages that a topic still
 has, up to the position in the checkpoint. So it also notices a topic whose messages are all missing
 in the archive. The archive may hold more: messages that the topic has deleted, and messages of an
-earlier topic of the same name, which was deleted and created again. Their ledgers have smaller ids
-than the ledgers that the topic still has, so the comparison leaves them out. Indexes do not tell
-them apart, because the new topic's indexes begin at 0 again.
+earlier topic of the same name, which was deleted and created again. The ledgers of these messages
+have smaller ids than the ledgers that the topic still has, so the comparison leaves these messages
+out. The index alone does not show this, because the indexes of the new topic begin at 0 again.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Archived:
     """The report of one run."""
 
     new: int  # messages that this run archived
-    compared: list[Compared]  # one result for each topic: all archived messages that it still has
+    compared: list[Compared]  # one result for each topic, over the messages that it still has
     earlier: dict[str, int]
-    """The messages of earlier topics of the same name, by topic. They are not compared. Topics
-    without such messages are left out."""
+    """The number of archived messages of earlier topics of the same name, keyed by topic. They are
+    not compared. Topics without such messages are left out."""
 
 
 def archive_new(
@@ -104,9 +104,10 @@ def archive_new(
 def count_earlier(ledgers: Iterable[tuple[int, int, int, int]]) -> int:
     """Return how many messages belong to earlier topics of the same name.
 
-    `ledgers`: the id of each ledger, its first and last index, and its messages. In the ledgers of
-    one topic, indexes rise with the ids. A ledger whose indexes do not is the first known ledger of
-    a topic that was created again.
+    `ledgers`: the id of each ledger, its first and last index, and the number of its messages. In
+    the ledgers of one topic, indexes rise with the ids. So a ledger whose first index is not above
+    the last index of the preceding ledger is the first known ledger of a topic that was created
+    again.
     """
     earlier = before = 0
     highest = -1
@@ -171,7 +172,7 @@ def _earlier(stored: DataFrame, archived: DataFrame) -> dict[str, int]:
     for topic, *found in placed.groupBy("__topic", "ledger").agg(*of_ledger).collect():
         ledgers[topic].append(tuple(found))
     for topic, first in _firsts(stored).collect():
-        # A topic that was created again can lack archived messages so far.
+        # The archive may have no message yet of a topic that was created again.
         if all(ledger != first[0] for ledger, *_ in ledgers[topic]):
             ledgers[topic].append((first[0], first[1], first[1], 0))
     counts = {topic: count_earlier(found) for topic, found in sorted(ledgers.items())}

@@ -59,7 +59,7 @@ class Extent(NamedTuple):
 
     first: int  # the index of the first message
     last: int
-    ledger: int  # of the first message: differs if the topic is deleted and created again
+    ledger: int  # of the first message; another one after the topic was created again
 
 
 def extents(
@@ -92,7 +92,7 @@ def key_column() -> Column:
 
 
 def ledger_column() -> Column:
-    """Return the ledger of a message. A message id begins with a byte, then has the ledger as a
+    """Return the ledger of a message. A message id begins with a tag byte, then has the ledger as a
     varint: seven bits in each byte, the lowest ones first. The last byte is below 128.
 
     The expression has no loop over the bytes, so Spark compiles it to Java.

@@ -3,8 +3,8 @@
 Files with a column `value` hold messages, for example an archive. If they also have a column
 `__index`, the job writes the messages of each key in the order of topic, partition and index. An
 archive can hold messages of two topics of one name, of which the first was deleted. So, with a
-column `__messageId`, the ledger comes before the index. Files without a column `value` hold
-records: each row becomes a JSON object.
+column `__messageId`, the order is topic, partition, ledger and index. Files without a column
+`value` hold records: each row becomes a JSON object.
 
 With the guarantee dedup, the job's id is made of the topic and of the names and contents of the
 files. A job that was killed and is run again stores only the missing messages. Names and sizes are

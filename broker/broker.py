@@ -359,9 +359,10 @@ class Broker:
         """Return the open topic. The first request for a topic opens it.
 
         `client` (see `client_key`) and `reconnects` describe the client. A client that was
-        connected to a deleted topic does not create it again. Raises NotOwner, NotAllowed,
-        TopicNotFound, NamespaceNotFound, PoliciesUnavailable, TooManyRequests, TopicQuarantined,
-        TimeoutError, and the errors of PersistentTopic.open and Catalog.require_creatable.
+        connected to a deleted topic does not create it again (TopicDeletions.refuses). Raises
+        NotOwner, NotAllowed, TopicNotFound, NamespaceNotFound, PoliciesUnavailable,
+        TooManyRequests, TopicQuarantined, TimeoutError, and the errors of PersistentTopic.open and
+        Catalog.require_creatable.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):

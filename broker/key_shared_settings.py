@@ -28,9 +28,9 @@ class KeySharedSettings:
     withheld_max: int = 50_000
     # The limit of one step of the dispatcher. It applies to the pending entries of departed
     # consumers that the step returns, to the slots that it queues, and to the acknowledged or
-    # outdated items that it drops from the queues. A step takes at most 5 ms, in which the event
-    # loop does nothing else. A step that removes expired pending entries handles whole consumers: a
-    # consumer with 50,000 entries takes 30 ms.
+    # outdated items that it drops from the queues. Such a step takes at most 5 ms, in which the
+    # event loop does nothing else. A step that removes expired pending entries may take longer: it
+    # handles whole consumers, and a consumer with 50,000 entries takes 30 ms.
     part_entries: int = 2_000
 
     def __post_init__(self) -> None:

@@ -164,7 +164,8 @@ def _document(api: FastAPI) -> dict[str, Any]:
 
 
 def bounded(app: App, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:
-    """Refuse large bodies, and end requests that take longer than `timeout_s`."""
+    """Refuse large bodies and bodies of unknown length, and end requests that take longer than
+    `timeout_s`."""
 
     async def serve(
         scope: Message,

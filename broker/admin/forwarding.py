@@ -63,7 +63,8 @@ async def in_thread(call: "Callable[..., T]", *arguments: object) -> T:
 
 
 async def forward(owner: "BrokerRegistration", method: str, path: str) -> None:
-    """Send one request to `owner`. Raises NotForwarded."""
+    """Send one request to `owner`. Raises NotForwarded if it fails, or its status is not in
+    `_DONE`."""
     await in_thread(_send, owner.http_url, method, path)
 
 

@@ -127,7 +127,7 @@ async def unload_topic(broker: Broker, name: TopicName) -> None:
 
 
 async def unload_bundle(broker: Broker, name: NamespaceName, part: str) -> None:
-    """Hand a bundle over to another broker, if another broker is registered. Raises
+    """Unload a bundle, and hand it over to another broker if one is available. Raises
     NamespaceNotFound, BundleNotFound, ServedElsewhere."""
     record = await namespace_record(broker, name)
     if part not in record.bundles.names:

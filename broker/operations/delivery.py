@@ -45,8 +45,8 @@ __all__ = ["KEY_BYTES_MAX", "PAGE_ENTRIES_MAX", "explanation", "key_holder", "pe
 
 
 async def explanation(broker: Broker, name: TopicName, subscription: str) -> Explanation:
-    """Return every reason why the subscription delivers nothing now. A quarantined topic is not
-    opened."""
+    """Return every reason why the subscription delivers nothing now. If the topic is quarantined,
+    the quarantine is the only reason in the answer, and the topic is not opened."""
     refusal = broker.quarantine.refusal(name, asyncio.get_running_loop().time())
     if refusal is not None and _open_here(broker, name) is None:
         await require_owner(broker, name)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Transport"]
 
-STALL_BYTES: Final = 16 << 20  # pending bytes at which the broker stops reading from the client
+STALL_BYTES: Final = 16 << 20  # beyond these pending bytes the broker does not read from the client
 REQUEST_TIMEOUT_S: Final = 60.0  # Pulsar's topicLoadTimeoutSeconds; no request may take longer
 REQUESTS_READ_MAX: Final = (
     1_000  # requests under way at which reading pauses. A program that opens all its producers at

@@ -48,8 +48,9 @@ async def close_consumer(context: Context, body: pb.CommandCloseConsumer) -> byt
 
 
 async def drain_consumer(context: Context, body: pb.CommandDrainConsumer) -> bytes:
-    """Drain the consumer. The answer comes when the consumer has acknowledged its pending messages.
-    After the time limit of a request, the answer is an error, and the client asks again."""
+    """Deliver no more to the consumer. The answer comes when the consumer has acknowledged its
+    pending messages. After the time limit of a request, the answer is an error, and the client asks
+    again."""
     await context.consumer(body.consumer_id).drain()
     return reply.success(body.request_id)
 

@@ -38,7 +38,8 @@ further requests wait. Connections take turns (schemas/registry.py)."""
 
 DELETED_MAX: Final = 1_000
 """The limit of remembered producers and consumers of one connection whose topic was deleted. Beyond
-the limit, the broker forgets the oldest. Most clients do not open them again."""
+the limit, the broker forgets the oldest: most clients do not open such producers and consumers
+again."""
 
 
 class Transport(StrEnum):

@@ -51,8 +51,8 @@ at most STREAM_WINDOW_BYTES is already in gRPC's window when its turn comes, so 
 round trip. With this value, slow requests free as many places per second as slow handshakes."""
 
 REQUEST_BYTES_MAX: Final = 2 << 20
-"""The size limit of one request: a thousand topics with names of the maximum length. Without this
-limit, a request could have the size of the largest gRPC frame."""
+"""The size limit of one request. A thousand topics with names of the maximum length need about half
+of it. Without this limit, a request could have the size of the largest gRPC frame."""
 
 REQUEST_FIELDS_MAX: Final = 6_000
 """The maximum number of fields in one request. A HoldTopics request for a thousand topics has
@@ -110,7 +110,7 @@ class Handshakes:
     def __init__(self, places: int = HANDSHAKES_MAX, *, fair_s: float = HANDSHAKE_FAIR_S) -> None:
         self._places = asyncio.Semaphore(places)
         self._fair_s = fair_s
-        # The start time, and the function that ends the stream.
+        # For each held place, the time when it was granted, and the function that ends its stream.
         self._running: dict[object, tuple[float, Callable[[], None]]] = {}
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None  # None: no stream waits

@@ -54,7 +54,7 @@ def of_log(log: Log, from_ledger: int = 0) -> list[LedgerRange]:
 
 
 def of_chain(chain: Chain, from_ledger: int = 0, *, open_bytes: int = 0) -> list[LedgerRange]:
-    """Return the readable ranges of a chain. `open_bytes`: the size of its open ledger."""
+    """Like `of_log`, for the ledgers of a chain. `open_bytes`: the size of its open ledger."""
     ranges = []
     for record in chain.records_from(from_ledger):
         count = chain.counts[record.ledger]

@@ -264,7 +264,8 @@ class Session:
         return self.heard_at + KEEPALIVE_S * (2 if self.pinged else 1)
 
     def on_timer(self, now: float) -> list[Action]:
-        """Send a PING to a silent client; end the connection after a second silent interval."""
+        """Send a PING to a silent client; end the connection after a second silent interval, or if
+        the handshake takes too long."""
         if now < self.timer_at():
             return []
         if self.phase is not Phase.CONNECTED:

@@ -2,7 +2,8 @@
 
 Each topic of a request gets an answer of its own: another owner, an error or a plan. A broker
 answers for the topics that it owns. `FindTopics` reads metadata only, so every broker answers it. A
-plan does not open a topic (log/closed.py), unless the topic's last ledger must be recovered.
+plan opens a topic only if the topic's last ledger must be recovered (log/closed.py), or if the
+request asks for the copies of the topic's ledgers.
 
 A hold is a durable subscription that only `HoldTopics` moves, by cumulative acknowledgements. The
 newest query that uses a subscription fences the older ones. The owner knows the newest query in

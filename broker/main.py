@@ -143,7 +143,8 @@ async def _trim_memory() -> None:
 async def return_memory(
     budget: PublishBudget, give_back: Callable[[], Awaitable[object]] = _trim_memory
 ) -> None:
-    """After a burst of publishes, give its memory back to the operating system."""
+    """Repeat until cancelled: after a burst of publishes, give the freed memory back to the
+    operating system."""
     memory = MemoryReturn()
     while True:
         await asyncio.sleep(LOOK_S)

@@ -59,7 +59,7 @@ async def partitioned_metadata(
     broker: Broker, name: TopicName, *, create: bool = False
 ) -> PartitionedMetadata:
     """Return the number of partitions and the properties. With `create`, create a topic that does
-    not exist, as its first use would. Raises TopicNotFound."""
+    not exist, if the policies create topics with partitions. Raises TopicNotFound."""
     count = await broker.partitions_of(name, create=create)
     record = await broker.catalog.partitioned.find(name) if count else None
     return PartitionedMetadata(

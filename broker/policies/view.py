@@ -67,7 +67,7 @@ class _Followed:
 class Effects:
     """The actions of the shell after a read."""
 
-    load: tuple[TopicName, ...] = ()  # topics whose own policies are to be read
+    load: tuple[TopicName, ...] = ()  # followed topics whose own policies must be read now
     notify: tuple[PolicyListener, ...] = ()
 
 

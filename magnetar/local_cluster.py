@@ -423,8 +423,9 @@ async def run_local_cluster(
 ) -> None:
     """Run the cluster until `stop` is set. Call `on_ready` when all processes are ready.
 
-    `restart`: True starts ended processes again. `watchdog`: True kills a server that stands still
-    (watchdog.py). Raises the errors of entering the cluster, in an ExceptionGroup.
+    `restart`: True starts ended processes again. `watchdog`: True kills a process that stands still
+    (watchdog.py); ZooKeepers are not watched. Raises the errors of entering the cluster, in an
+    ExceptionGroup.
     """
     async with asyncio.TaskGroup() as group:
         running = group.create_task(

@@ -31,7 +31,8 @@ POLL_S: Final = 0.02
 ANSWER_S: Final = 2.0
 LOG_TAIL_BYTES: Final = 2000
 
-# Environment variables of one role. A started server must not inherit them from its parent.
+# The prefixes of the settings of roles in the environment. A started server does not inherit such
+# variables from its parent.
 _ROLE_SETTINGS: Final = tuple(
     f"MAGNETAR_{role}_" for role in ("BOOKIE", "BROKER", "AUTORECOVERY", "STANDALONE")
 )
@@ -165,7 +166,7 @@ class LocalProcess:
             self.kill()
 
     def stop(self) -> None:
-        """Stop the process: `terminate`, then `wait_stopped`. Does nothing if it does not run."""
+        """Terminate the process, and wait until it has ended. Does nothing if no process runs."""
         self.terminate()
         self.wait_stopped()
 

@@ -40,9 +40,10 @@ STANDSTILL_S: Final = 4 * CHECK_S
 SILENCE_S: Final = 2.0
 KILLS_MAX: Final = 3
 KILLS_PERIOD_S: Final = 600.0
-"""After KILLS_MAX kills within this time, the watchdog leaves the server alone: another restart
-would not help. This limit is for `magnetar local-cluster`. `python -m magnetar.watchdog` ends after
-one kill, and only the restart policy of systemd or Docker limits its restarts."""
+"""After KILLS_MAX kills, the watchdog kills no more until this time has passed since the first of
+them: another restart would not help. This limit is for `magnetar local-cluster`. `python -m
+magnetar.watchdog` ends after one kill, and only the restart policy of systemd or Docker limits its
+restarts."""
 
 
 class Watchdog:
@@ -65,7 +66,7 @@ class Watchdog:
         return len(self._kills)
 
     def on_ended(self) -> None:
-        """The server does not run."""
+        """Note that the server has ended, or was started again since the last check."""
         self._answered_at = None
 
     def on_check(self, now: float, *, answers: bool) -> bool:
@@ -100,8 +101,8 @@ def answers(port: int, timeout_s: float = CHECK_S) -> bool:
 def run(port: int, silence_s: float, command: Sequence[str]) -> int:
     """Run the command under the watchdog. Returns its exit status as a shell does: 128 + N after
     signal N."""
-    # Ctrl-C in a terminal reaches all processes of the session, so the server would get it twice,
-    # and a second signal ends a server at once.
+    # Without a session of its own, the server would get Ctrl-C twice, from the terminal and from
+    # the watchdog, and a second signal ends a server at once.
     process = subprocess.Popen(command, start_new_session=True)
     is_stopping = False
 

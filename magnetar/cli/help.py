@@ -86,7 +86,7 @@ def _type_name(option: TyperOption) -> str | None:
 
 @contextmanager
 def _values_named() -> Iterator[None]:
-    """Add the given value to the message of a BadParameter that leaves the block."""
+    """Replace the message of a BadParameter that leaves the block (`_explained`)."""
     try:
         yield
     except typer.BadParameter as error:
@@ -95,7 +95,8 @@ def _values_named() -> Iterator[None]:
 
 
 def _explained(error: typer.BadParameter) -> str:
-    """Return the given value, then Pydantic's message without its standard phrases."""
+    """Return Pydantic's message without its standard phrases, and with the given value if the value
+    has the wrong form. Another message stays as it is."""
     from pydantic import ValidationError  # a local import: it takes a while
 
     cause = error.__cause__

@@ -46,7 +46,7 @@ POLL_S: Final = 0.05
 STALLED_S: Final = 60.0  # without progress the demo fails; a restart of the server takes about 3 s
 
 FLIGHTS_MIN: Final = 4_000
-"""With 3,000 flights or fewer, the watermark's delay in the streaming query is a whole year. The
+"""With 3,000 flights or fewer, the watermark's delay in the streaming query exceeds a year. The
 query then writes no result that could be compared."""
 
 KEPT: Final = {

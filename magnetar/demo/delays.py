@@ -1,8 +1,8 @@
 """The mean departure delay by carrier, computed from the file and from the topic.
 
-Both results are integers that can be compared exactly: the number of flights, the number of flights
-that departed, and the sum of their delays in minutes. A cancelled flight has no delay, and does not
-count in the mean.
+Both computations give integers for each carrier, which can be compared exactly: the number of
+flights, the number of flights that departed, and the sum of the departed flights' delays in
+minutes. A cancelled flight has no delay, and does not count in the mean.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A process that stood still (SIGSTOP, a suspended machine, an overloaded host) continues with old
 deadlines. The data that its peers sent meanwhile waits in the sockets: the process has not read it,
-and the peers were not silent. Code that judges a peer by its silence subtracts `stalled_s`. `Awake`
-costs the process one timer a second.
+and the peers were not silent. Code that judges a peer by its silence subtracts the growth of
+`stalled_s` during this silence. `Awake` costs the process one timer a second.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ class StreamClosed(Exception):
     """A frame stream has ended.
 
     `clean` is True if one of the two ends closed the stream on purpose. It is False if the stream
-    broke: the connection was lost, the peer is gone, the peer's handler failed, or a frame was
-    malformed. Frames that were sent may or may not have arrived.
+    broke, for example because the connection was lost, the peer's handler failed, a frame was
+    malformed, or a `send` was cancelled. Frames that were sent may or may not have arrived.
     """
 
     definite: ClassVar[bool] = False

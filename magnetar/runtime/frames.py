@@ -44,8 +44,8 @@ millisecond; the limit is for a peer that answers late or never."""
 
 GATHER_S_MAX = 0.005
 """The longest time after the previous frame for which an outbox gathers a group of items. At 1,000
-items a second a frame then carries four items. The two processes spend a third less time on each
-item."""
+items a second a frame then carries four items. The two processes spend a third less processor
+time on each item."""
 
 GROUP_ITEMS_MIN = 2
 """The size of the first group and of the smallest group."""
@@ -104,16 +104,16 @@ class Outbox:
     most the bytes that are put in one turn of the loop.
 
     With `hold_bytes`, the outbox holds bulk items until the peer answers the previous frame, as in
-    Nagle's algorithm. It stops holding them when `hold_bytes` or more are pending. Items that
-    arrive one after the other then share a frame, and the peer needs one sync and one answer for
-    them.
+    Nagle's algorithm, and at most for HOLD_S_MAX. It stops holding them when `hold_bytes` or more
+    are pending. Items that arrive one after the other then share a frame, and the peer needs one
+    sync and one answer for them.
 
     After the answer, the outbox may also gather a group of items (`GroupSize`), until GATHER_S_MAX
     after the previous frame. It begins to gather when a sender puts an item before the answer and
     does not wait for the outcome of its earlier items. The next item of such a sender will probably
     come soon. For a sender that waits for each outcome (`alone`), the outbox does not begin to
-    gather. It stops gathering groups when a wait brings no second item. It never holds large items
-    or control items.
+    gather. It stops gathering groups when a wait brings no second item. It holds no control item,
+    and no item of `hold_bytes` or more; such an item also releases the held items.
 
     Call `run` once: it owns the sending side of the stream. `run` ends when the stream has ended.
     Then the outbox drops all pending and later items. The task that receives from the stream gets

@@ -76,9 +76,10 @@ def configure_logging(
     """Send all logs of this process to `stream` (default: standard error).
 
     Lines on a terminal are coloured text. Elsewhere each line is one JSON object: the fields of the
-    event, `event`, `level`, `logger` and `timestamp` (ISO 8601, UTC). `colour` overrides the check
-    for a terminal. Of libraries that log each attempt, only problems are logged, unless `level` is
-    DEBUG. Only a main program may call this function: it replaces all existing handlers.
+    event, `event`, `level`, `logger`, `timestamp` (ISO 8601, UTC), and `exception` if there is a
+    traceback. `colour` overrides the check for a terminal. Of libraries that log each attempt, only
+    problems are logged, unless `level` is DEBUG. Only a main program may call this function: it
+    replaces all existing handlers.
     """
     stream = sys.stderr if stream is None else stream
     colour = stream.isatty() if colour is None else colour

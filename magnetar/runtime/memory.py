@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def trim() -> bool:
     """Give free memory back to the system. Returns whether there was any. This takes some
-    milliseconds for each 100 MB, so call it on a thread. It releases the interpreter's lock."""
+    milliseconds for each 100 MB, so call `trim` on a thread: it does not hold the
+    interpreter's lock."""
     found = _malloc_trim()
     return found is not None and bool(found(0))
 

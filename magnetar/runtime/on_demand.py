@@ -33,9 +33,9 @@ def spawner(group: asyncio.TaskGroup) -> Spawn:
 
 
 class OnDemandTask:
-    """Calls `work` in a task after each `wake`, one call at a time.
+    """Calls `work` in a task after a `wake`, one call at a time. A call handles all earlier wakes.
 
-    1. A wake during a call of `work` causes another call, so no wake is lost.
+    1. A wake during a call of `work` causes another call, unless `work` then calls `clear`.
     2. Wakes before `start` count from `start` on; wakes after `cancel` do nothing.
     """
 

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 class ExitCode(IntEnum):
     CLEAN = 0
-    FAILED = 1  # an operating error, named in one log line
+    FAILED = 1  # operating errors; the log has one line for each
     USAGE = 2  # the command line, the environment or the config file
     BUG = 70  # a failed assertion or another unexpected error; the log has a traceback
 
@@ -78,7 +78,7 @@ def _raise_file_limit() -> None:
 
 
 def report_failure(error: BaseException) -> ExitCode:
-    """Log the error that ended the process: one line for an operating error, else a traceback."""
+    """Log the error that ended the process: a line for each operating error, or a traceback."""
     causes = list(_leaves(error))
     if all(is_operating_error(cause) for cause in causes):
         for text in dict.fromkeys(str(cause) or repr(cause) for cause in causes):

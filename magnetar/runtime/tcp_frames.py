@@ -104,7 +104,8 @@ class TcpTimes:
 
     connect_s: float = 5.0
     close_s: float = 1.0  # the peer's time to take the sent frames and to close too
-    first_frame_s: float = 10.0  # a server ends a connection that sends no whole frame in this time
+    # A server ends a new connection from which no whole data frame has arrived after this time.
+    first_frame_s: float = 10.0
     # An end notices after 12 to 16 s that its peer has vanished (power cut, partition).
     beat_s: float = 4.0
     silent_beats: int = 3

@@ -179,6 +179,12 @@ class AlreadyClosed(PulsarException):
     definite = True
 
 
+class ClosedDuringCall(AlreadyClosed):
+    """The client was closed during this call. The broker may have executed the request."""
+
+    definite = False
+
+
 class MessageTooBig(PulsarException):
     """The message exceeds the broker's limit. The client did not send it."""
 

@@ -21,6 +21,7 @@ import uvloop
 
 from magnetar.client.errors import (
     AlreadyClosed,
+    ClosedDuringCall,
     InterruptedByUser,
     OperationNotSupported,
     PulsarException,
@@ -80,8 +81,8 @@ class LoopThread:
         """Run `coroutine` on the loop, wait for it, and return its result or raise its error.
 
         An interrupt (Ctrl-C) of the waiting thread cancels the coroutine and raises Interrupted.
-        Raises OperationNotSupported as `check_may_wait` does, and AlreadyClosed if the loop has
-        ended or ends during the call.
+        Raises OperationNotSupported as `check_may_wait` does, AlreadyClosed if the loop has ended,
+        and ClosedDuringCall if it ends during the call.
         """
         try:
             self.check_may_wait()
@@ -103,7 +104,7 @@ class LoopThread:
         except concurrent.futures.CancelledError:
             if self._ended:
                 coroutine.close()  # the coroutine may not have begun
-            raise AlreadyClosed("the client was closed during the call") from None
+            raise ClosedDuringCall("the client was closed during the call") from None
         except KeyboardInterrupt:
             result.cancel()
             raise InterruptedByUser(_CTRL_C) from None

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from magnetar.client.authentication import NoCredentials
 from magnetar.client.errors import (
-    AlreadyClosed,
     AuthenticationError,
+    ClosedDuringCall,
     ConnectError,
     InvalidUrl,
     PulsarException,
@@ -217,7 +217,7 @@ class Connection:
             log.error("internal error: a session ends", broker=self.broker, exc_info=bug)
             await self._abort(f"internal error: {bug!r}")
         finally:
-            self._end(AlreadyClosed("the client was closed", broker=self.broker))
+            self._end(ClosedDuringCall("the client was closed", broker=self.broker))
 
     async def close(self) -> None:
         """Send the outbox, then end the session. Bounded by CLOSE_S and the stream's own limit."""
@@ -283,8 +283,8 @@ class Connection:
         """Send a request and wait for its answer. The caller sets the deadline.
 
         The method calls `on_queued` if the broker queues the request to answer it later. Raises
-        the broker's error. Raises ConnectError or AlreadyClosed if the session ends before the
-        answer arrives; the broker may have executed the request.
+        the broker's error. Raises ConnectError or ClosedDuringCall if the session ends before
+        the answer arrives; the broker may have executed the request.
         """
         self.check_alive()
         answered: asyncio.Future[Body] = asyncio.get_running_loop().create_future()

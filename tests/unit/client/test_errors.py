@@ -20,7 +20,7 @@ CLASSES = [
     for value in vars(errors).values()
     if isinstance(value, type) and issubclass(value, PulsarException)
 ]
-OWN = {errors.WrongType, errors.InterruptedByUser}
+OWN = {errors.ClosedDuringCall, errors.InterruptedByUser, errors.WrongType}
 """Our own errors: each derives from an error of Apache and is more precise."""
 
 

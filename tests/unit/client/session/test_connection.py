@@ -18,6 +18,7 @@ from magnetar.client.authentication import (
 )
 from magnetar.client.errors import (
     AuthenticationError,
+    ClosedDuringCall,
     ConnectError,
     ErrorGettingAuthenticationData,
     LookupError,  # noqa: A004 - Apache's name
@@ -352,6 +353,24 @@ async def test_broken_stream_fails_all_waiting_calls() -> None:
         told: list[Any] = []
         peer.connection.ask(pb.CommandLookupTopic(topic="t"), told.append)
         assert isinstance(told[0], PulsarException)
+
+
+async def test_a_request_of_a_closed_client_may_have_been_executed() -> None:
+    peer = Peer()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(peer.connection.run())
+        group.create_task(peer.read())
+        await peer.stream.send([CONNECTED])
+        await peer.connection.wait_opened()
+        asking = asyncio.get_running_loop().create_task(
+            peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandSuccess)
+        )
+        await settle()
+        running.cancel()
+        with pytest.raises(ClosedDuringCall) as caught:
+            await asking
+        assert not caught.value.definite
+        peer.stream.abort("the end of the test")
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,12 @@ class QueryFenced(SparkError):
 
 
 class ReadRefused(SparkError):
-    """The broker refuses to read planned entries."""
+    """The broker refuses to read planned entries, or a whole topic: then `ledger` and `entry` are
+    -1."""
 
     def __init__(self, topic: str, ledger: int, entry: int, reason: str) -> None:
-        super().__init__(f"{topic}, entry {ledger}:{entry}: {reason}")
+        place = topic if entry < 0 else f"{topic}, entry {ledger}:{entry}"
+        super().__init__(f"{place}: {reason}")
         self.topic = topic
         self.ledger = ledger
         self.entry = entry

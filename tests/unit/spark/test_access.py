@@ -162,7 +162,8 @@ async def test_every_call_of_source_and_sink_has_credentials_also_new_ones(tmp_p
         await asyncio.to_thread(wait_for, lambda: _pushes(driver, start))
         accepted.write_text("two")
         for refused in (given, mine):
-            with pytest.raises(ReadRefused, match=r"NotAuthenticated: .*the token is not valid"):
+            whole = rf"^{TOPIC}: NotAuthenticated: .*the token is not valid"
+            with pytest.raises(ReadRefused, match=whole):
                 await asyncio.to_thread(_read, refused)
             with pytest.raises(WriteRefused, match="the token is not valid"):
                 await _write(refused, 1)

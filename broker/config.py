@@ -29,7 +29,7 @@ class BrokerConfig(BrokerSettings):
         default=2.0,
         ge=0,
         description="silence of a broker, to this broker and to all bookies, after which this "
-        "broker takes its bundles; 0: only after the silent broker's session has expired",
+        "broker takes the silent broker's bundles; 0: only after its session has expired",
     )
     load_balancer_shedding_enabled: bool = Field(
         default=True,

@@ -51,5 +51,5 @@ async def place(order: Order) -> dict[str, str]:
             order.model_dump_json().encode(), partition_key=order.customer
         )
     except magnetar.PulsarException as error:
-        raise HTTPException(503, f"the order was not stored: {error}") from error
+        raise HTTPException(503, f"no receipt for the order: {error}") from error
     return {"message_id": str(message_id)}

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 IN_PROCESS: Final = BookieAddress(data="in-process:1", grpc="in-process:1")
 NAME: Final = "standalone"  # the name of the broker, the bookie and the claim file
 
-# The process ends within this time after the metadata store failed. A probe costs one hop to a
-# thread.
+# The pause between two probes of the metadata store. After its failure, the next probe ends the
+# process. A probe costs one hop to a thread.
 PROBE_S: Final = 1.0
 
 # Parts of the file names in a traceback. All files of the bookie's code have BOOKIE in their names.

@@ -11,8 +11,8 @@ refer to the shared blob files.
 A compaction that meets an unreadable value fails, and RocksDB refuses all later writes, so the
 process ends. To prevent that each start fails again, the bookie keeps a marker file while a
 compaction runs. If the file exists at the start, the bookie reclaims no space until a scrub has
-found no damage. A repair replaces the bad values that the scrub finds, and compactions do not read
-replaced values again.
+found no damage. A repair replaces the bad values that the scrub finds. The next
+compaction first drops the replaced values, so that no compaction reads them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 # at most a fifth of the stored data stays dead.
 DEAD_SHARE_MIN: Final = 0.2
 # The ledgers of one compaction. Neighbouring ids were written at the same time, to the same files.
-# Adds and reads use the disk between two compactions.
+# The limit keeps a compaction short, so that adds and reads soon have the disk for themselves.
 REGION_LEDGERS_MAX: Final = 256
 # Share of the time for compactions. With 0.5, the pause after each compaction is as long as the
 # compaction.
@@ -91,8 +91,8 @@ class Reclaimer:
     async def reclaim(self, deleted: Iterable[int], alive: Sequence[int]) -> None:
         """Compact the regions with enough dead ledgers. `deleted`: the ledgers deleted since the
         last call. `alive`: the stored ledgers, ascending; it may still contain ledgers of
-        `deleted`. After a failed compaction the method returns and suspends compactions: the next
-        write shows whether the store still works."""
+        `deleted`. After a failed compaction the method suspends compactions and returns. If
+        RocksDB refuses writes now, the next write ends the process."""
         self._dead.difference_update(alive)  # a ledger that was copied to this bookie again
         self.note_dead(deleted)
         loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class Reclaimer:
         ends."""
         if self._marker is not None:
             self._marker.touch()
-        if self._replaced:  # the bad value is still stored, as an older version
+        if self._replaced:  # the bad values are still stored, as older versions
             self._storage.drop_replaced()
             self._replaced = False
         self._storage.reclaim(first, last)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The pause after a failed read of the list. The store also calls back when it is reachable again.
+# The pause in seconds after a failed read of the list, before the next read.
 RETRY_S: Final = 0.5
 
 _FOLDERS: Final = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_DRAINING)

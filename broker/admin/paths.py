@@ -1,9 +1,10 @@
 """The names of topics and subscriptions in the paths of requests.
 
 A subscription's name may contain slashes, which clients encode as %2F. FastAPI matches decoded
-paths, in which such a name has several parts: `skip_all` of the subscription `a/skip` would be
-taken for a `skip` of `a`. So the parts after `/subscription/` stay encoded until a route is chosen.
-A client may also send the slashes of a name as they are. Then the first route that fits decides.
+paths, in which such a name has several parts: the path of `skip_all` of the subscription `a/skip`
+also fits the route `skip/{count}` of the subscription `a`. So the parts after `/subscription/` stay
+encoded until a route is chosen. A client may also send the slashes of a name as they are. Then the
+first route that fits decides.
 
 As in Pulsar, a slash at the end of a path has no meaning, and a plus sign in the name of a topic or
 subscription stands for a blank: Pulsar's Java tools encode blanks in this way. They encode a plus
@@ -51,7 +52,7 @@ class EncodedNames:
 
 
 def encoded(path: str) -> str:
-    """Encode each part of an encoded path again, in one way: different encodings become equal."""
+    """Decode each part of an encoded path and encode it anew, so that its encodings become equal."""
     return "/".join(quote(unquote_plus(part), safe="") for part in path.split("/"))
 
 
@@ -70,7 +71,7 @@ def _routed(scope: "Message") -> str:
         above, topic, rest = unquote(found[1]), unquote_plus(found[2]), found[3] or ""
         is_below = rest.startswith(_BELOW)
         if "%2f" in f"{found[1]}{found[2]}{'' if is_below else rest}".lower():
-            return _NO_ROUTE  # no other name contains a slash
+            return _NO_ROUTE  # only the name of a subscription contains slashes
         return f"{above}{topic}{encoded(rest) if is_below else unquote(rest)}"
     found = _OF_TOPIC.fullmatch(path)
     if found is not None and (found[3] or "").startswith(_BELOW):

@@ -12,8 +12,8 @@ There are three outcomes:
 Every broker sends a beat to each bookie every BEAT_S (bookie/witness.py). Each bookie tells this
 broker how long ago it last heard the owner:
 
-- A bookie has heard the owner just now: the owner is alive. The network separates it only from this
-  broker.
+- A bookie has heard the owner just now: the owner is alive. It is busy, or the network separates it
+  only from this broker.
 - Most of the registered bookies answer, and none has heard the owner for `silence_s`: the owner is
   gone. Whatever the reason for its silence, it can neither append nor acknowledge.
 - Most of the bookies answer, and the silence is shorter: this broker asks again, for `silence_s` at
@@ -61,7 +61,7 @@ ANSWER_FRESH_S: Final = 1.0  # the port has answered
 SILENCE_FRESH_S: Final = 0.25  # the port is silent
 REFUSAL_FRESH_S: Final = 0.5  # the port has refused connections
 ALIVE_FRESH_S: Final = 0.5  # the bookies hear the broker, or cannot tell
-GONE_FRESH_S: Final = 1.0  # the bookies do not hear the broker; a gone owner has many bundles
+GONE_FRESH_S: Final = 1.0  # the bookies do not hear the broker; long: all its bundles use it
 
 JUST_NOW_S: Final = 1.5 * BEAT_S  # a beat within this time counts as "heard just now"
 ASK_AGAIN_S: Final = 0.25  # the pause before this broker asks the bookies again
@@ -85,7 +85,7 @@ class Finding(Enum):
     """The bookies' answer about a broker."""
 
     HEARD = "a bookie has heard it just now"
-    SILENT = "most bookies answer, and none has heard it for the named time"
+    SILENT = "most bookies answer, and none has heard it for `silence_s`"
     WAIT = "most bookies answer, and none has heard it just now"
     UNKNOWN = "too few bookies can tell"
 

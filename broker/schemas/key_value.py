@@ -24,7 +24,7 @@ class NotKeyValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    type: str  # the text of the property: a name of SchemaType, "BYTES", or any other text
+    type: str  # the text of the property, unchecked: a name of SchemaType, or "BYTES" for NONE
     data: bytes
 
 

@@ -37,7 +37,8 @@ class LetterProducer:
     """Sends letters to one topic.
 
     The next letter creates a new producer if the creation failed, or if an error ended the
-    producer. An example of such an error: the topic was terminated, and then deleted.
+    producer. An example: the topic was terminated. After its deletion, the next letter can create
+    it again.
     """
 
     def __init__(

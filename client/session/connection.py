@@ -64,8 +64,9 @@ SILENT_INTERVALS_MAX: Final = 2
 
 OUTBOX_BYTES_MAX: Final = 64 << 20
 """The bytes in the outbox at which `Outbox.wait_room` waits. The client does not call this method.
-Two limits of each producer bound the outbox instead: `pending_bytes_max` for the entries that wait
-for a receipt, and `Publisher._bound_emptied` for the entries that timed out."""
+Each producer bounds the outbox instead. Its entries that wait for a receipt have at most
+`Publisher.pending_bytes_max` bytes; if its timed-out entries reach the same number before they are
+sent, it ends the session (`Publisher._bound_emptied`)."""
 
 TAKEN_BYTES_MAX: Final = 32 << 20
 """The largest message in bytes that a client accepts from a broker, even if the broker's own limit

@@ -75,7 +75,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether Spark leaves out a file or folder of this name. It reads `_column=value`."""
+    """Return whether Spark leaves out a file or folder of this name; it reads `_column=value`."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 

@@ -52,7 +52,7 @@ class EncodedNames:
 
 
 def encoded(path: str) -> str:
-    """Decode each part of an encoded path and encode it anew, so that its encodings become equal."""
+    """Decode each part of an encoded path and encode it anew: all its encodings become equal."""
     return "/".join(quote(unquote_plus(part), safe="") for part in path.split("/"))
 
 

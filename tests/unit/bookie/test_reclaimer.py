@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -9,10 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.bookies import InlineThread
 from fakes.directories import flip
+from fakes.memory_storage import MemoryStorage
 from support import wait_until
 
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.reclaimer import REGION_LEDGERS_MAX, Reclaimer, regions
+from magnetar.bookie.reclaimer import (
+    REGION_LEDGERS_MAX,
+    REGIONS_PER_STEP,
+    Reclaimer,
+    regions,
+)
 from magnetar.bookie.storage.format import entry_key
 from magnetar.bookie.storage.rocks import RocksStorage
 
@@ -22,16 +29,36 @@ if TYPE_CHECKING:
 
 def test_a_region_is_compacted_when_a_fifth_of_it_is_dead() -> None:
     ids = range(10 * REGION_LEDGERS_MAX)
-    found = regions([at for at in ids if at % 20], [at for at in ids if at % 20 == 0])
+    found = list(regions([at for at in ids if at % 20], [at for at in ids if at % 20 == 0]))
     assert len(found) == 10
     assert all(region.worth_it for region in found)
     assert [at for region in found for at in region.dead] == [at for at in ids if at % 20]
-    found = regions([at for at in ids if at % 20 == 0], [at for at in ids if at % 20])
+    found = list(regions([at for at in ids if at % 20 == 0], [at for at in ids if at % 20]))
+    assert len(found) == 10
     assert not any(region.worth_it for region in found)
-    assert regions([3, 5], [1, 7]) == [(1, 7, [3, 5], 2)]
-    assert regions([], [1]) == [(1, 1, [], 1)]
-    assert not regions([], [1])[0].worth_it
-    assert regions([], []) == []
+    assert list(regions([3, 5], [1, 7])) == [(1, 7, [3, 5], 2)]
+    (region,) = regions([], [1])
+    assert region == (1, 1, [], 1)
+    assert not region.worth_it
+    assert list(regions([], [])) == []
+
+
+async def test_regions_of_many_ledgers_are_formed_in_several_steps_of_the_loop() -> None:
+    ledgers = range(10 * REGIONS_PER_STEP * REGION_LEDGERS_MAX)
+    dead, alive = ledgers[::20], [at for at in ledgers if at % 20]
+    loop, steps = asyncio.get_running_loop(), 0
+
+    def tick() -> None:
+        nonlocal steps, ticking
+        steps += 1
+        ticking = loop.call_soon(tick)
+
+    ticking = loop.call_soon(tick)
+    reclaimer = Reclaimer(MemoryStorage(), thread=InlineThread())
+    await reclaimer.reclaim(dead, alive)  # a twentieth is dead: too little for a compaction
+    ticking.cancel()
+    assert reclaimer.dead == len(dead)
+    assert steps >= 10
 
 
 def size_of(directory: Path) -> int:

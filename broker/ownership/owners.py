@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.broker.errors import BundleUnavailable
 from magnetar.broker.ownership.census import Census, owner_of
@@ -28,7 +28,7 @@ from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
     from magnetar.broker.ownership.brokers import BrokerDirectory
     from magnetar.broker.ownership.bundle import Bundle
@@ -61,7 +61,7 @@ class Owners:
         me: BrokerRegistration,
         *,
         liveness: Liveness,
-        on_lost: Callable[[Bundle], Awaitable[None]],
+        on_lost: Callable[[Bundle], Coroutine[Any, Any, None]],
     ) -> None:
         self.census = Census()  # may be a minute old
         self._store = store
@@ -134,21 +134,45 @@ class Owners:
         while True:
             await self._suspected.wait()
             self._suspected.clear()
-            for bundle in sorted(self._suspects, key=str):
-                self._suspects.discard(bundle)  # a change during the read makes it a suspect again
-                try:
-                    stored = await self._store.get(_path(bundle))
-                except BaseException:
-                    self._suspects.add(bundle)
-                    raise
-                if bundle not in self._suspects:
-                    self._doubted.discard(bundle)
-                if self.holds(bundle) and not self._is_mine(stored):
-                    log.warning("another broker has taken a bundle", bundle=str(bundle))
-                    self._forget(bundle)
-                    await self._on_lost(bundle)
+            lost: list[Bundle] = []
+            try:
+                for bundle in sorted(self._suspects, key=str):
+                    if await self._has_lost(bundle):
+                        self._forget(bundle)
+                        lost.append(bundle)
+            except MetadataError:
+                await self._unload_lost(lost)
+                raise
+            await self._unload_lost(lost)
             if not self._suspects:
                 self._settled.set()
+
+    async def _has_lost(self, bundle: Bundle) -> bool:
+        """Read the record of a suspect. Returns True if this broker holds the bundle, and another
+        broker has taken it, or its namespace was deleted. Raises MetadataError; the bundle is then
+        a suspect again."""
+        self._suspects.discard(bundle)  # a change during the read makes it a suspect again
+        try:
+            stored = await self._store.get(_path(bundle))
+        except BaseException:
+            self._suspects.add(bundle)
+            raise
+        if bundle not in self._suspects:
+            self._doubted.discard(bundle)
+        if not self.holds(bundle) or self._is_mine(stored):
+            return False
+        if stored is None:
+            log.info("the record of a bundle was deleted", bundle=str(bundle))
+        else:
+            log.warning("another broker has taken a bundle", bundle=str(bundle))
+        return True
+
+    async def _unload_lost(self, bundles: Iterable[Bundle]) -> None:
+        """Unload all lost bundles at once. An unload may take seconds. Until the other bundles are
+        forgotten, this broker would open their topics again and so fence their new owners."""
+        async with asyncio.TaskGroup() as group:
+            for bundle in bundles:
+                group.create_task(self._on_lost(bundle))
 
     async def verify(self) -> None:
         """Read the records of all held bundles again. Returns when `run` has given up the bundles

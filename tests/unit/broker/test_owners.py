@@ -698,6 +698,61 @@ async def test_verify_releases_lost_bundles_before_it_returns() -> None:
         assert peers[1].owners.held == {kept}
 
 
+async def test_lost_bundles_are_given_up_at_once_although_an_unload_takes_long() -> None:
+    async with brokers(2) as peers:
+        bundles = {bundle_of(TopicName.parse(f"public/n{number}/t")) for number in range(3)}
+        peers[1].store.watch = lambda *_: lambda: None  # type: ignore[method-assign]
+        for bundle in bundles:
+            await peers[1].owners.locate(bundle, authoritative=True)
+        await settle()
+        go_on = asyncio.Event()
+
+        async def unload(bundle: Bundle) -> None:
+            peers[1].lost.append(bundle)
+            await go_on.wait()
+
+        peers[1].owners._on_lost = unload
+        other = codec.encode_ownership(Ownership(peers[0].me.broker, peers[0].me.incarnation, 7))
+        for bundle in bundles:
+            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+            stored = await peers[0].store.get(path)
+            assert stored is not None
+            await peers[0].store.put(path, other, expected=stored.version)
+        async with asyncio.TaskGroup() as group:
+            verifying = group.create_task(peers[1].owners.verify())
+            await wait_until(lambda: set(peers[1].lost) == bundles)
+            assert peers[1].owners.held == frozenset()
+            assert not verifying.done()
+            go_on.set()
+
+
+async def test_bundles_found_lost_before_the_store_fails_are_unloaded() -> None:
+    async with brokers(2) as peers:
+        bundles = [bundle_of(TopicName.parse(f"public/n{number}/t")) for number in range(2)]
+        first, second = sorted(bundles, key=str)
+        peers[1].store.watch = lambda *_: lambda: None  # type: ignore[method-assign]
+        for bundle in bundles:
+            await peers[1].owners.locate(bundle, authoritative=True)
+        await settle()
+        path = paths.ownership(first.tenant, first.namespace, first.range)
+        stored = await peers[0].store.get(path)
+        assert stored is not None
+        other = codec.encode_ownership(Ownership(peers[0].me.broker, peers[0].me.incarnation, 7))
+        await peers[0].store.put(path, other, expected=stored.version)
+        get = peers[1].store.get
+
+        async def get_once(path: str) -> Versioned | None:
+            if path == paths.ownership(second.tenant, second.namespace, second.range):
+                peers[1].store.get = get  # type: ignore[method-assign]
+                raise Unavailable("the session is suspended")
+            return await get(path)
+
+        peers[1].store.get = get_once  # type: ignore[method-assign]
+        await peers[1].owners.verify()
+        assert peers[1].lost == [first]
+        assert peers[1].owners.held == {second}
+
+
 async def test_verifying_without_the_store_fails() -> None:
     async with brokers(1) as peers:
         bundle = bundle_of(TopicName.parse("t"))

@@ -114,8 +114,13 @@ def topic_policies_key(domain: str, topic: str) -> str:
     return f"{domain}/{topic}"
 
 
+def ownership_folder(tenant: str, namespace: str) -> str:
+    """The folder of the ownership records of a namespace's bundles."""
+    return f"{OWNERSHIP}/{quoted(tenant)}/{quoted(namespace)}"
+
+
 def ownership(tenant: str, namespace: str, bundle: str) -> str:
-    return f"{OWNERSHIP}/{quoted(tenant)}/{quoted(namespace)}/{quoted(bundle)}"
+    return f"{ownership_folder(tenant, namespace)}/{quoted(bundle)}"
 
 
 def topics(tenant: str, namespace: str, domain: str) -> str:

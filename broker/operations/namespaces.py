@@ -258,8 +258,9 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
 
     If a topic is created between the check for topics and the deletion, the namespace is restored
     with its settings. If the tenant was deleted meanwhile, the tenant is restored, too. After a
-    failure, a repeated call deletes the topic policies and schemas that the failed call has left,
-    even if it then raises NamespaceNotFound. It deletes nothing if the namespace has a topic.
+    failure, a repeated call deletes the topic policies, schemas and ownership records that the
+    failed call has left, even if it then raises NamespaceNotFound. It deletes nothing if the
+    namespace has a topic.
 
     NOTE: if such a topic was created, and the call is cancelled or the metadata store does not
     answer before the namespace is restored, the policies of the namespace are lost. The topic
@@ -277,7 +278,7 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
         found = await store.get(path)
         if found is None:
             if not await _topics_of(broker, name):  # an earlier call may have failed half-way
-                await _forget_topics(broker, name)
+                await _forget_rest(broker, name)
             raise NamespaceNotFound(str(name))
         if topics := await _topics_of(broker, name):
             raise NamespaceNotEmpty(str(name), topics)
@@ -292,7 +293,7 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
             except Unavailable as error:  # the namespace's record is deleted already
                 raise OutcomeUnknown(path, str(error)) from error
             raise NamespaceNotEmpty(str(name), topics)
-        await _retried(path, partial(_forget_topics, broker, name))
+        await _retried(path, partial(_forget_rest, broker, name))
         return
     raise Contended(path, RACES_MAX)
 
@@ -348,14 +349,15 @@ async def _restore(
     await _update(broker, paths.tenant(name.tenant), kept)
 
 
-async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
-    """Delete the topic policies and schemas that a deleted namespace has left: a new namespace of
-    the same name must not find them. Stop when that namespace exists, because the rest may be its
-    own."""
+async def _forget_rest(broker: Broker, name: NamespaceName) -> None:
+    """Delete what a deleted namespace has left. A new namespace of the same name must not find the
+    topic policies and schemas. Without the ownership records, the owners forget their bundles. Stop
+    when that namespace exists, because the rest may be its own."""
     namespace = paths.namespace(name.tenant, name.namespace)
     for folder in (
         paths.topic_policies_folder(name.tenant, name.namespace),
         paths.schemas_folder(name.tenant, name.namespace),
+        paths.ownership_folder(name.tenant, name.namespace),
     ):
         for child in await broker.metadata.children(folder):
             with suppress(BadVersion, NoNode, NotEmpty):

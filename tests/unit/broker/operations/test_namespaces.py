@@ -172,6 +172,22 @@ async def test_a_namespace_that_is_created_again_has_no_old_policies() -> None:
         assert (await admin.get(one)).json()["deduplicationEnabled"] is None
 
 
+async def test_the_bundles_of_a_deleted_namespace_have_no_owner() -> None:
+    name = NamespaceName("public", "other")
+    folder = paths.ownership_folder(name.tenant, name.namespace)
+    async with (
+        running_broker(ClusterState()) as running,
+        admin_of(running, "/admin/v2") as admin,
+    ):
+        before = running.broker.bundles
+        await admin.put("namespaces/public/other")
+        await admin.put("persistent/public/other/t")
+        assert running.broker.bundles == before + 1
+        assert kind_of(await admin.delete("namespaces/public/other?force=true")) == (204, "")
+        assert await running.broker.metadata.children(folder) == []
+        await wait_until(lambda: running.broker.bundles == before)
+
+
 async def test_a_late_deletion_leaves_the_policies_of_the_next_namespace() -> None:
     name, cluster = NamespaceName("public", "other"), ClusterState()
     path = paths.topic_policies(name.tenant, name.namespace, "persistent", "t")

@@ -85,6 +85,7 @@ class _Entry:
     view: NamespaceView
     nodes: dict[Part[Any], _Node] = field(default_factory=dict)
     waiting: int = 0  # requests that need the namespace now
+    is_gone: bool = False  # the last read found no record: the namespace was deleted
 
     @property
     def is_needed(self) -> bool:
@@ -185,6 +186,7 @@ class PolicyCache:
             own = entry.view.follow(topic)
         finally:
             entry.waiting -= 1
+            self._drop_if_gone(entry)
         if own is None:
             return
         if own not in entry.nodes:
@@ -204,6 +206,7 @@ class PolicyCache:
         unneeded = entry.view.unfollow(topic)
         if unneeded is not None:
             self._drop_node(entry.nodes.pop(unneeded))
+        self._drop_if_gone(entry)
 
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the policies of a followed topic may have changed. `callback` runs
@@ -255,6 +258,7 @@ class PolicyCache:
             value = await node.read()
         except NamespaceNotFound as error:
             node.part.on_failed()  # read again when the node is created, or at the next request
+            entry.is_gone = True
             self._fail(node, error)
             if not node.dropped and not entry.is_needed:
                 self._drop(entry)
@@ -283,6 +287,8 @@ class PolicyCache:
 
     async def _apply(self, entry: _Entry, node: _Node, value: object) -> None:
         effects = node.apply(value)
+        if node.part is entry.view.record:
+            entry.is_gone = False
         if node.part.wants_read:  # a change was reported meanwhile
             self._queue_read(entry, node)
         if node.attempt is not None:
@@ -405,6 +411,11 @@ class PolicyCache:
         entry.nodes[node.part] = node
         node.unwatch = self._store.watch(node.path, partial(self._on_changed, entry, node))
         self._queue_read(entry, node)
+
+    def _drop_if_gone(self, entry: _Entry) -> None:
+        """Forget a deleted namespace that is no longer needed. Otherwise it would stay known."""
+        if entry.is_gone and not entry.is_needed:
+            self._drop(entry)
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.view.name]

@@ -512,6 +512,39 @@ async def test_a_namespace_that_is_deleted_below_a_topic_keeps_its_last_policies
         assert cache.is_fresh(T)
 
 
+async def test_a_namespace_that_is_deleted_below_a_topic_is_forgotten_after_the_topic() -> None:
+    async with cluster() as here:
+        cache, _ = here.cache()
+        await cache.follow(T)
+        await here.delete(RECORD)
+        await settle()
+        cache.unfollow(T)
+        assert set(cache._entries) == {DEFAULT_NAMESPACE}
+        with pytest.raises(NamespaceNotFound):
+            await cache.ready(N)
+        await here.set_namespace(Policies(message_ttl_s=4))
+        await cache.follow(T)
+        assert cache.policies_of(T).message_ttl_s == 4
+
+
+async def test_a_namespace_that_is_deleted_while_a_topic_of_it_opens_is_forgotten() -> None:
+    async with cluster() as here:
+        cache, _ = here.cache(delay_s=lambda: 0.01)
+        await cache.ready(N)
+        await here.set_namespace(Policies(message_ttl_s=3))
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(refused_follow(cache))
+            await here.delete(RECORD)
+        assert following.result()
+        assert set(cache._entries) == {DEFAULT_NAMESPACE}
+
+
+async def refused_follow(cache: PolicyCache) -> bool:
+    with pytest.raises(NamespaceNotFound):
+        await cache.follow(T)
+    return True
+
+
 @pytest.mark.parametrize("name", ["missing/orders", "acme/unknown"])
 async def test_an_unknown_tenant_or_namespace_is_refused_until_it_is_created(name: str) -> None:
     async with cluster() as here:

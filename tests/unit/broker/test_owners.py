@@ -258,7 +258,9 @@ async def test_a_free_bundle_does_not_go_to_a_silent_broker() -> None:
         assert located.broker == peers[0].me
 
 
-async def test_a_thousand_concurrent_lookups_share_one_ping_and_one_question() -> None:
+async def test_a_thousand_concurrent_lookups_share_two_pings_and_two_questions_at_most() -> None:
+    # All but the first lookup share the second decision. It uses the answers of the first one, if
+    # they are still fresh then: on a busy machine they may not be.
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)
         await peers[1].owners.locate(bundle_of(name), authoritative=False)
@@ -267,8 +269,8 @@ async def test_a_thousand_concurrent_lookups_share_one_ping_and_one_question() -
         async with asyncio.TaskGroup() as group:
             for _ in range(1_000):
                 group.create_task(peers[0].owners.locate(bundle_of(name), authoritative=False))
-        assert peers[1].connections == 1
-        assert len(peers[0].witnesses.asked) == 1
+        assert peers[1].connections in (1, 2)
+        assert len(peers[0].witnesses.asked) in (1, 2)
 
 
 @pytest.mark.parametrize("asked", [0, 1], ids=["the next owner", "another broker"])

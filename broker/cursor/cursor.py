@@ -215,8 +215,9 @@ class Cursor:
         0: all its messages are unacknowledged.
 
         When the call returns, the move of a durable cursor is durable. The reset overrides
-        acknowledgements that arrive during the call. Raises SubscriptionNotFound, or the error that
-        ended the journal (LogFenced, LogClosed, or another LogError).
+        acknowledgements that arrive during the call. Raises SubscriptionNotFound, TopicFull (only
+        with `remaining`), or the error that ended the journal (LogFenced, LogClosed, or another
+        LogError).
         """
         target = Start(mark_before(self._log.chain, start), remaining)
         if self._journal is None:

@@ -42,8 +42,10 @@ from magnetar.broker.errors import (
     LogUnavailable,
     SubscriptionNotFound,
     TooManyReceipts,
+    TopicFull,
 )
 from magnetar.broker.log.owned_record import dropping
+from magnetar.broker.log.record_limits import with_subscription
 from magnetar.broker.log.rolling import Rolling
 from magnetar.metadata.model import LedgerId
 from magnetar.runtime.event import Event
@@ -200,9 +202,10 @@ class CursorJournal:
 
     def restart(self, cursor: Journaled, start: Start, receipt: Waiting) -> None:
         """Reset a cursor to `start`. The journal calls the receipt with None when the reset is
-        durable. Otherwise the receipt gets SubscriptionNotFound or the error that ended the journal
-        (LogFenced, LogClosed, or another LogError). If the receipt is abandoned before the
-        journal starts the reset, the journal drops the reset. A later abandonment stops nothing."""
+        durable. Otherwise the receipt gets SubscriptionNotFound, TopicFull (the topic's record has
+        no space for the ack set of the batch) or the error that ended the journal (LogFenced,
+        LogClosed, or another LogError). If the receipt is abandoned before the journal starts the
+        reset, the journal drops the reset. A later abandonment stops nothing."""
         if self._ended is not None:
             receipt(self._ended)
             return
@@ -408,11 +411,11 @@ class CursorJournal:
             # The cursor was deleted. A new cursor may have its name now.
             if cursor.number not in self._live:
                 raise SubscriptionNotFound(cursor.name)
-            return _with_state(record, cursor.name, inline)
+            return self._with_state(record, cursor.name, inline)
 
         try:
             await self._rolling.record(move)
-        except SubscriptionNotFound as error:
+        except (SubscriptionNotFound, TopicFull) as error:
             restart.receipt(error)
             return
         if cursor.number in self._live:
@@ -421,6 +424,16 @@ class CursorJournal:
             self.add(cursor)
             self.on_ledger_left()
         restart.receipt(None)
+
+    def _with_state(self, record: TopicRecord, name: str, inline: bytes) -> TopicRecord:
+        """The record with this inline state of one subscription. A state without an ack set always
+        fits, because it is not larger than any former one. Raises SubscriptionNotFound,
+        TopicFull."""
+        found = record.subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFound(name)
+        moved = replace(found, inline=inline)
+        return with_subscription(self._owned_record.name, record, name, moved)
 
     def _take_changed(self) -> list[Journaled]:
         changed = [self._live[number] for number in self._dirty if self._live[number].changed]
@@ -526,11 +539,3 @@ def _with_inline(record: TopicRecord, inline: Mapping[str, bytes]) -> TopicRecor
     }
     dropped = record.cursor_ledgers
     return dropping(replace(record, cursor_ledgers=(), subscriptions=subscriptions), dropped)
-
-
-def _with_state(record: TopicRecord, name: str, inline: bytes) -> TopicRecord:
-    """The record with this inline state of one subscription. Raises SubscriptionNotFound."""
-    if name not in record.subscriptions:
-        raise SubscriptionNotFound(name)
-    moved = {name: replace(record.subscriptions[name], inline=inline)}
-    return replace(record, subscriptions={**record.subscriptions, **moved})

@@ -32,10 +32,10 @@ DELETING_MAX: Final = 5_000
 many wait, the log drops no further ledgers."""
 
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
-"""The maximum size of the names, properties and initial states of the subscriptions: 3,000
-subscriptions of 100 bytes. With LEDGERS_MAX, DELETING_MAX and `CursorConfig.inline_bytes_max`, a
-record has at most 980 KiB. The notes of Spark's sinks, which are properties of the record, take at
-most 10 KiB more (`broker/session/batch_notes.py`)."""
+"""The maximum size of the names and properties of the subscriptions, and of their states at their
+creation or last reset: 3,000 subscriptions of 100 bytes. With LEDGERS_MAX, DELETING_MAX and
+`CursorConfig.inline_bytes_max`, a record has at most 980 KiB. The notes of Spark's sinks, which are
+properties of the record, take at most 10 KiB more (`broker/session/batch_notes.py`)."""
 
 PROPERTIES_BYTES_MAX: Final = 8 << 10
 """The maximum size of the properties that administrators give to a topic, with PROPERTY_BYTES for

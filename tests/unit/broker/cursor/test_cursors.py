@@ -26,10 +26,12 @@ from magnetar.broker.errors import (
     LogUnavailable,
     SubscriptionNotFound,
     TooManyReceipts,
+    TopicFull,
 )
 from magnetar.broker.log.owned_record import OwnedRecord, topic_path
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.metadata.codec import decode_topic
+from magnetar.protos.entry import BATCH_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -554,6 +556,31 @@ async def test_reset_durably_removes_acknowledgements(crash: bool) -> None:
         assert left(restored, topic) == []
         await restored.reset(EARLIEST)
         assert left(restored, topic) == positions
+
+
+async def test_a_reset_into_a_batch_too_large_for_the_record_fails_alone() -> None:
+    """The ack set of the largest batch takes 128 KiB, and the topic's record has 1,000 KiB."""
+    world, receipts = ClusterState(), Receipts()
+    remaining = (1 << BATCH_MESSAGES_MAX) - 2
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        refused = []
+        for number in range(10):
+            cursor = await cursors.ensure(f"s{number}", EARLIEST)
+            try:
+                await cursor.reset(positions[1], remaining)
+            except TopicFull:
+                refused.append(cursor)
+                assert left(cursor, topic) == positions, "it has not moved"
+        assert 0 < len(refused) < 10
+        for cursor in refused:
+            await cursor.reset(positions[5])
+            assert left(cursor, topic) == positions[5:]
+            cursor.acknowledge([positions[5]], receipts.of(cursor.name))
+        await receipts.wait(len(refused))
+        assert receipts.given == [(cursor.name, None) for cursor in refused]
+        assert topic.log.owned_record.lost is None
 
 
 async def test_cancelled_reset_is_atomic() -> None:

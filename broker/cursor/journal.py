@@ -69,6 +69,11 @@ RECEIPTS_PER_TURN: Final = 5_000
 """The most receipts that the journal calls in one turn of the loop; they take 8 ms. During an
 outage of the bookies, 100,000 receipts may wait for one write."""
 
+STEP_BYTES: Final = 256 << 10
+"""The journal gives the loop a turn after it has made this many bytes of deltas or snapshots. They
+take some 8 ms: a consumer that leaves may return 50,000 entries, whose redelivery counts take
+400 KB, and a client may have consumers of many subscriptions."""
+
 log = get_logger(__name__)
 
 
@@ -344,8 +349,14 @@ class CursorJournal:
     async def _append(self, ledger: CursorLedger, changed: Sequence[Journaled]) -> bool:
         """Write deltas, and a snapshot if one is due. Returns False if the ledger has failed."""
         deltas: list[bytes] = []
+        size = 0
         for cursor in changed:
-            deltas += cursor.take_delta()
+            delta = cursor.take_delta()
+            deltas += delta
+            size += sum(map(len, delta))
+            if size >= STEP_BYTES:
+                size = 0
+                await asyncio.sleep(0)
         ledger.put(deltas)
         if ledger.tail_bytes > max(self._config.tail_bytes_min, 2 * ledger.live_bytes):
             ledger.put_snapshot(self._live[ledger.stalest])
@@ -363,8 +374,7 @@ class CursorJournal:
             self._newest = ledger.appender.ledger
             begun_with = tuple(self._live)
             try:
-                for cursor in self._live.values():
-                    ledger.put_snapshot(cursor)
+                await self._put_snapshots(ledger, begun_with)
                 failure = await ledger.wait_confirmed()
                 if failure is None:
                     await self._record(ledger, begun_with)
@@ -375,6 +385,17 @@ class CursorJournal:
             await self._rolling.discard(ledger.appender)
             self._judge(ledger, failure)
             await asyncio.sleep(next(delays))
+
+    async def _put_snapshots(self, ledger: CursorLedger, numbers: tuple[int, ...]) -> None:
+        """Append the snapshots of these subscriptions, without those that are dropped meanwhile."""
+        before = ledger.bytes
+        for number in numbers:
+            if (cursor := self._live.get(number)) is None:
+                continue
+            ledger.put_snapshot(cursor)
+            if ledger.bytes - before >= STEP_BYTES:
+                before = ledger.bytes
+                await asyncio.sleep(0)
 
     async def _record(self, ledger: CursorLedger, begun_with: tuple[int, ...]) -> None:
         """Record the ledger in the topic's record. Its content is valid from now on."""

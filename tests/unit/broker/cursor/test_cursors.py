@@ -17,6 +17,7 @@ from support import settle, wait_until
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
 from magnetar.broker.cursor import journal
 from magnetar.broker.cursor.backlog import Backlog
+from magnetar.broker.cursor.cursor import Cursor as CursorClass
 from magnetar.broker.cursor.cursors import Cursors
 from magnetar.broker.errors import (
     BrokerError,
@@ -370,6 +371,53 @@ async def test_many_receipts_of_a_write_are_called_in_turns(
         assert await counts_of(receipts, 5) == [0, 4, 5]
         await receipts.wait(6)
         assert receipts.given == [(number, None) for number in range(6)]
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "take_delta"])
+async def test_many_deltas_and_snapshots_are_made_in_turns(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A deletion and an acknowledgement between the turns are kept."""
+    monkeypatch.setattr(journal, "STEP_BYTES", 1)
+    right: Callable[[Cursor], list[bytes]] = getattr(CursorClass, kind)
+    world, receipts, turn, turns = ClusterState(), Receipts(), [0], list[int]()
+
+    def make(self: Cursor) -> list[bytes]:
+        turns.append(turn[0])
+        asyncio.get_running_loop().call_soon(next_turn)
+        return right(self)
+
+    def next_turn() -> None:
+        turn[0] += 1
+
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        kept = [await cursors.ensure(f"s{number}", EARLIEST) for number in range(4)]
+        if kind == "take_delta":  # otherwise the first write begins a ledger, with snapshots
+            await kept[3].flush()
+            kept[3].acknowledge([positions[9]], receipts.of("first"))
+            await receipts.wait(1)
+        monkeypatch.setattr(CursorClass, kind, make)
+        before = len(receipts.given)
+        for cursor in kept:
+            cursor.acknowledge([positions[0]], receipts.of(cursor.name))
+        await wait_until(lambda: bool(turns))
+        kept[0].acknowledge([positions[5]], receipts.of("later"))
+        await cursors.delete("s3")
+        await receipts.wait(before + 5)
+        assert len(turns) >= 3
+        assert len(set(turns)) == len(turns), "one in each turn"
+        assert all(error is None for _, error in receipts.given)
+        cursors.check()
+        monkeypatch.setattr(CursorClass, kind, right)
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        assert cursors.names == ("s0", "s1", "s2")
+        for name, acked in (("s0", (0, 5)), ("s1", (0,)), ("s2", (0,))):
+            restored = cursors.get(name)
+            assert restored is not None
+            expected = [at for number, at in enumerate(positions) if number not in acked]
+            assert left(restored, topic) == expected
 
 
 async def test_an_end_between_turns_calls_the_receipts_of_durable_changes_with_success(

@@ -15,6 +15,7 @@ from fakes.topic_log import SteppingStore, opened, opened_cursors
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, NotEnoughBookies
+from magnetar.broker.dispatch.delayed_index import DelayedIndex
 from magnetar.broker.dispatch.delayed_segment import encode_segment
 from magnetar.broker.errors import LogError
 from magnetar.broker.log.position import EARLIEST, Position
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.errors import LedgerError
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.cursor.cursors import Cursors
-    from magnetar.broker.dispatch.delayed_index import DelayedIndex
 
 RUN = 4  # entries
 CONFIG = DelayedStoreConfig(run_entries=RUN)
@@ -159,6 +159,33 @@ async def test_a_clean_close_stores_the_rest_and_closes_the_ledger() -> None:
         positions = await it.delay(RUN + 2)
     async with life(world, THRIFTY) as it:
         assert contents(it) == {at: due_of(at) for at in positions}
+
+
+async def test_a_clean_close_seals_one_index_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic may have thousands of subscriptions. Sealing 1,000 entries takes 0.7 ms."""
+    seal, turn, turns = DelayedIndex.seal, [0], list[int]()
+
+    def noting(self: DelayedIndex) -> None:
+        turns.append(turn[0])
+        asyncio.get_running_loop().call_soon(next_turn)
+        seal(self)
+
+    def next_turn() -> None:
+        turn[0] += 1
+
+    world = ClusterState()
+    async with life(world, THRIFTY) as it:
+        for number in range(5):
+            await it.cursors.ensure(f"t{number}", EARLIEST)
+        positions = await it.delay(2)
+        for number in range(5):
+            for at in positions:
+                it.store.index_of(f"t{number}").add(at, due_of(at))
+        monkeypatch.setattr(DelayedIndex, "seal", noting)
+    assert len(turns) == 6
+    assert len(set(turns)) == 6
+    async with life(world, THRIFTY) as it:
+        assert [len(it.store.index_of(f"t{number}")) for number in range(5)] == [2] * 5
 
 
 async def test_acknowledged_entries_stay_away_and_dead_ledgers_are_deleted() -> None:

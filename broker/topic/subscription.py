@@ -477,9 +477,10 @@ class Subscription:
         only the messages of the set are delivered.
 
         The subscription first closes the consumers that may have entries: with a single-active type
-        the active consumer, otherwise all consumers. Their clients reconnect. This way, no entry
-        that was sent before the seek reaches a consumer after the seek. Raises SubscriptionFenced
-        and LogError, and with `batch_index` or `ack_set` also ReadFailed.
+        the active consumer and those that were active before, otherwise all consumers. Their
+        clients reconnect. This way, no entry that was sent before the seek reaches a consumer after
+        the seek. Raises SubscriptionFenced and LogError, and with `batch_index` or `ack_set` also
+        ReadFailed and TopicFull. After TopicFull, the cursor has not moved.
         """
 
         async def find() -> tuple[Position, int]:
@@ -978,8 +979,11 @@ class Subscription:
 
     async def _disconnect_holders(self) -> None:
         """Close the consumers that may have entries: the seek would drop their acknowledgements
-        that arrive meanwhile. The standby consumers of a single-active type stay."""
-        holders = [it for it in self.consumers.values() if it.active is not False]
+        that arrive meanwhile. The standby consumers of a single-active type stay, except those that
+        have got entries: they were active before."""
+        holders = [
+            it for it in self.consumers.values() if it.active is not False or it.meter.messages
+        ]
         await self._disconnector.run(holders, lambda it: it.evict(CloseReason.SEEK))
 
     def _end_seek(self, former: Dispatcher | None) -> None:

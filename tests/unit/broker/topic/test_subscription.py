@@ -443,6 +443,27 @@ async def test_seek_closes_only_the_active_consumer_of_a_failover_subscription()
         await delivered(second, TEXTS[1:])
 
 
+async def test_seek_closes_a_standby_consumer_that_was_active_before() -> None:
+    """It may still have entries that were sent before the seek. Its acknowledgement of them would
+    move the cursor beyond the position of the seek."""
+    failover = SubscriptionType.FAILOVER
+    async with opened_topic(ClusterState()) as it:
+        await it.publish(*TEXTS)
+        low, first = await it.subscribe(kind=failover, priority=1)
+        await delivered(first, TEXTS)
+        _, second = await it.subscribe(kind=failover, priority=0)
+        _, third = await it.subscribe(kind=failover, priority=1)
+        await delivered(second, TEXTS)  # after the delay: the first one has acknowledged nothing
+        await it.topic.subscriptions["s"].seek(first.positions[1])
+        assert (first.reason, second.reason, third.reason) == (
+            CloseReason.SEEK,
+            CloseReason.SEEK,
+            None,
+        )
+        low.acknowledge_cumulative(first.positions[-1])
+        await delivered(third, TEXTS[1:])
+
+
 async def test_shared_consumer_gets_pending_entries_of_a_closed_one() -> None:
     async with opened_topic(ClusterState()) as it:
         texts = [str(number) for number in range(100)]

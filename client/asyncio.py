@@ -47,6 +47,7 @@ from magnetar.client.errors import (
     NotAllowedError,
     PulsarException,
     Timeout,
+    without_frames,
 )
 from magnetar.client.guard import end_after_bug
 from magnetar.client.interceptors import consumer_hooks
@@ -504,7 +505,7 @@ class Client:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
 
     async def _close_cores(self) -> None:
         """Close all cores, also those that begin meanwhile. Raises the first error."""

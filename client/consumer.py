@@ -18,6 +18,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
     WrongType,
+    without_frames,
 )
 from magnetar.client.message import Message, MessageId
 from magnetar.client.message_queue import (
@@ -384,7 +385,7 @@ class LoopQueue:
         Raises the error given to `fail`, and each error given to `put_error` once.
         """
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
         if self._errors:
             raise self._errors.popleft()
         self._remove_dropped()

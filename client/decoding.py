@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from magnetar.client.errors import InvalidMessage, PulsarException, TopicNotFound
+from magnetar.client.errors import InvalidMessage, PulsarException, TopicNotFound, without_frames
 from magnetar.client.schema.wire import VERSION_BYTES
 from magnetar.protos.names import TopicName
 from magnetar.runtime.log import get_logger
@@ -116,7 +116,7 @@ class Decoder:
             number = _number(version)
             raise InvalidMessage(f"schema version {number} was not fetched; receive again")
         if isinstance(found, PulsarException):
-            raise found
+            raise without_frames(found)
         message.delivery.decode = found
         return found(message)
 

@@ -511,6 +511,16 @@ def is_retriable(error: PulsarException) -> bool:
     return type(error) in _RETRIABLE
 
 
+def without_frames(error: PulsarException) -> PulsarException:
+    """Return a stored error, so that the caller raises it again.
+
+    Each raise adds the frames of its calls to the error's traceback. The frames hold the arguments
+    of the calls, for example the content of a message. So this function removes the frames of the
+    earlier raises. Otherwise they would stay in memory as long as the error.
+    """
+    return error.with_traceback(None)
+
+
 def ends_producer(error: PulsarException) -> bool:
     """Return whether this error ends a producer for good: it does not attach again."""
     return isinstance(error, (ProducerFenced, TopicTerminated))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.errors import AlreadyClosed, Interrupted
+from magnetar.client.errors import AlreadyClosed, Interrupted, without_frames
 from magnetar.client.interceptors import ProducerHooks
 from magnetar.client.producing.outgoing import (
     MESSAGE_OVERHEAD_BYTES,
@@ -258,7 +258,7 @@ def _settle(
     if outcome.done():  # the call was cancelled
         return
     if error is not None:
-        outcome.set_exception(error)
+        outcome.set_exception(without_frames(error))
     else:
         assert message_id is not None
         outcome.set_result(message_id)

@@ -26,6 +26,7 @@ from magnetar.client.errors import (
     OperationNotSupported,
     PulsarException,
     Timeout,
+    without_frames,
 )
 from magnetar.client.message_queue import (
     QUEUED_ERRORS_MAX,
@@ -454,7 +455,7 @@ class Mailbox:
         finally:
             self._waiting -= 1
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
         if not there:
             raise Timeout(f"no message within {timeout_s} s", topic=self._topic)
 
@@ -512,6 +513,6 @@ class Outcome:
             while not self._arrived.acquire(timeout=INTERRUPT_SEEN_S):
                 pass
         if self._error is not None:
-            raise self._error
+            raise without_frames(self._error)
         assert self._message_id is not None
         return self._message_id

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -46,6 +47,11 @@ def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
     result = asyncio.run(guarded())
     assert not stray, stray
     return result
+
+
+def frames_of(error: BaseException) -> int:
+    """Return the number of frames that the traceback of an error keeps in memory."""
+    return len(list(walk_tb(error.__traceback__)))
 
 
 def is_foreign(context: dict[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from magnetar.client.errors import (
     PulsarException,
     TopicNotFound,
     UnknownError,
+    without_frames,
 )
 from magnetar.client.guard import guarded, guarding
 from magnetar.client.message import Message, MessageId
@@ -159,7 +160,7 @@ class ManySubscriber:
     def check_open(self) -> None:
         """Raise AlreadyClosed if the consumer is closed, or the error that ended it."""
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
 
     # Messages taken and acknowledged by the user
 

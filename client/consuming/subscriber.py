@@ -42,6 +42,7 @@ from magnetar.client.errors import (
     Timeout,
     TopicNotFound,
     is_retriable,
+    without_frames,
 )
 from magnetar.client.guard import guarded, guarding
 from magnetar.client.ids import bits_of, id_data, key_of, message_id_of, partition_of
@@ -210,7 +211,7 @@ class Subscriber:
     def check_open(self) -> None:
         """Raise AlreadyClosed if the consumer is closed, or the error that ended it."""
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
 
     # Messages taken and acknowledged by the user
 

@@ -31,6 +31,7 @@ from magnetar.client.errors import (
     Timeout,
     ends_producer,
     from_server_error,
+    without_frames,
 )
 from magnetar.client.guard import end_after_bug, guarded, guarding
 from magnetar.client.ids import partition_of
@@ -237,7 +238,7 @@ class Publisher:
         """Like `flush`, but return the first error of a message. The caller must pass the error to
         `leave`."""
         if self._failure is not None and self._was_attached:
-            raise self._failure
+            raise without_frames(self._failure)
         return await self._flush()
 
     def leave(self, error: FlushError, *, raised: bool) -> None:

@@ -19,6 +19,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
     is_retriable,
+    without_frames,
 )
 from magnetar.runtime.log import get_logger
 
@@ -97,7 +98,7 @@ class Attachment:
         """Return when attached. Raises the error that ended the attachment permanently."""
         await self._attached.wait()
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
 
     @property
     def is_attached(self) -> bool:

@@ -7,11 +7,12 @@ import itertools
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
-from support import settle
+from support import frames_of, settle
 
 import magnetar
 import magnetar.asyncio
@@ -60,6 +61,29 @@ async def test_close_leaves_no_tasks_and_closes_everything() -> None:
             await client.create_producer("t")
         with pytest.raises(AlreadyClosed):
             await client.close()
+
+
+async def test_error_of_a_closed_object_keeps_no_earlier_calls_in_memory() -> None:
+    """The frames of a failed `send` hold its content."""
+    async with client_among() as (client, _):
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s")
+        several = await client.subscribe(["t", "u"], "several")
+        await client.close()
+        for call in (
+            partial(producer.send, b"x"),
+            producer.flush,
+            consumer.receive,
+            partial(consumer.acknowledge, magnetar.MessageId(-1, 1, 0)),
+            partial(several.acknowledge, magnetar.MessageId(-1, 1, 0)),
+            partial(client.get_topic_partitions, "t"),
+        ):
+            frames = []
+            for _ in range(3):
+                with pytest.raises(AlreadyClosed) as raised:
+                    await call()
+                frames.append(frames_of(raised.value))
+            assert len(set(frames)) == 1, (call, frames)
 
 
 async def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:

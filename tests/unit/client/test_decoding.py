@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import frames_of
 
 from magnetar.client import decoding
 from magnetar.client.decoding import Decoder
@@ -140,6 +141,19 @@ async def test_a_failed_fetch_for_the_next_message_keeps_older_messages_decodabl
     await decoder.prepare(new)
     assert [decoder.decode(it).a for it in (old, new)] == ["x", "y"]
     assert len(registry.asked) == 4
+
+
+async def test_error_of_an_unknown_version_keeps_no_messages_in_memory() -> None:
+    registry = Registry()
+    registry.failures = [TopicNotFound("no such version")]
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    await decoder.prepare(message(Old(a="x"), 0))
+    frames = []
+    for _ in range(3):
+        with pytest.raises(InvalidMessage) as raised:
+            decoder.decode(message(Old(a="x"), 0))
+        frames.append(frames_of(raised.value))
+    assert len(set(frames)) == 1, frames
 
 
 @pytest.mark.parametrize("was_taken", [False, True])

@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import frames_of
 
 from magnetar.client import thread_bridge
 from magnetar.client.errors import AlreadyClosed, OperationNotSupported, Timeout
@@ -231,6 +232,24 @@ def test_an_outcome_crosses_threads() -> None:
     assert good.wait() == MessageId.earliest
     with pytest.raises(Timeout, match="late"):
         bad.wait()
+
+
+def test_an_error_keeps_no_earlier_waits_in_memory() -> None:
+    mailbox, failure = Mailbox("t"), Timeout("late")
+    mailbox.fail(failure)
+
+    def wait_for_outcome() -> None:
+        outcome = Outcome()
+        outcome.settle(failure, None)
+        outcome.wait()
+
+    for call in (lambda: mailbox.take(None), wait_for_outcome):
+        frames = []
+        for _ in range(3):
+            with pytest.raises(Timeout) as raised:
+                call()
+            frames.append(frames_of(raised.value))
+        assert len(set(frames)) == 1, frames
 
 
 def test_a_waiting_thread_asks_again_when_the_queue_was_cleared() -> None:

@@ -398,7 +398,12 @@ class ManySubscriber:
     async def _join_all(self, topics: Sequence[str]) -> None:
         """Join the first topics. Raises the first error, except for topics that may be missing."""
         turn = asyncio.Semaphore(OPENING_MAX)
-        children = [self._add(topic, self.subscription) for topic in topics]
+        children: list[Subscriber] = []
+        for topic in topics:
+            children.append(self._add(topic, self.subscription))
+            if len(children) % OPENING_MAX == 0:  # 7 ms: let other tasks have their turn
+                await asyncio.sleep(0)
+                self.check_open()
         self._share_queue()
 
         async def join(child: Subscriber) -> None:

@@ -25,6 +25,10 @@ REDELIVERIES_MAX: Final = 1_000_000
 REDELIVERY_IDS_MAX: Final = 10_000
 """Entries in one command. At up to 24 bytes each, they fit into a command's limit of 256 KiB."""
 
+DUE_AT_ONCE_MAX: Final = REDELIVERY_IDS_MAX
+"""Entries that one call of `due` returns: some 35 ms with the command for them. The next call
+returns the rest."""
+
 STALE_TIMES_MAX: Final = 1000
 """The heap of due times also holds stale times: of discarded entries, and of entries that were
 added again with another time. Their limit is the number of waiting entries plus this number. The
@@ -98,10 +102,11 @@ class Redeliveries:
         self._keys = None
 
     def due(self, now: float) -> list[Key]:
-        """Return and remove the entries that are due."""
+        """Return and remove the entries that are due, at most DUE_AT_ONCE_MAX. `timer_at` is in the
+        past while more entries are due."""
         keys: list[Key] = []
         too_many = len(self._waiting) - REDELIVERIES_MAX
-        while (due_at := self._first()) is not None:
+        while len(keys) < DUE_AT_ONCE_MAX and (due_at := self._first()) is not None:
             if due_at > now + REDELIVERY_TICK_S / 2 and len(keys) >= too_many:
                 break
             _, _, key = heappop(self._times)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import re
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, B, client_among, expect_none
@@ -15,6 +15,7 @@ from support import settle, wait_until
 
 from magnetar.client.consuming.many import OPENING_MAX, ManySubscriber
 from magnetar.client.consuming.permits import QUEUE_BYTES_MAX
+from magnetar.client.consuming.sources import NAMES_AT_ONCE_MAX, Pattern
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -34,11 +35,13 @@ from magnetar.client.options import (
     ConsumerKeySharedPolicy,
     ConsumerType,
     ProducerAccessMode,
+    RegexSubscriptionMode,
 )
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.client.schema.avro import AvroSchema
 from magnetar.client.schema.definition import Record, String
 from magnetar.client.schema.schema import BytesSchema
+from magnetar.client.table_view import MESSAGES_AT_ONCE_MAX, TableRows
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, read_entry
 
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
     from magnetar.client.asyncio import Client, Consumer, Producer, Reader
     from magnetar.client.message import Message
+
+T = TypeVar("T")
 
 SHARED = ConsumerType.Shared
 
@@ -83,6 +88,29 @@ def numbers(messages: list[Message]) -> list[int]:
 
 def own_tasks() -> set[asyncio.Task[Any]]:
     return {task for task in asyncio.all_tasks() if " of " in task.get_name()}
+
+
+class Turns:
+    """Counts the calls of a function in each turn of the loop."""
+
+    def __init__(self) -> None:
+        self.calls = [0]
+
+    def count(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self.calls[-1] += 1
+            return function(*args)
+
+        return counted
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in a task, and count the calls meanwhile."""
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work)
+            while not task.done():
+                self.calls.append(0)
+                await asyncio.sleep(0)
+        return task.result()
 
 
 # Producing
@@ -866,6 +894,63 @@ async def test_pattern_with_alternatives_and_flags_covers_whole_names(
         assert sorted(body.topic for body in subscribed) == [full(topic) for topic in topics]
 
 
+async def test_other_tasks_run_while_a_pattern_is_compared_with_many_names() -> None:
+    async with client_among() as (client, _):
+        count, turns = 3 * NAMES_AT_ONCE_MAX, Turns()
+        await client.get_topic_partitions("t")  # begins the client's tasks
+        pattern = Pattern(
+            re.compile("a.*"),
+            RegexSubscriptionMode.PersistentOnly,
+            60.0,
+            client.parts,
+            turns.count(lambda *_: False),
+        )
+        names = [full(f"a{number}") for number in range(count)]
+
+        async def listed() -> list[str]:
+            return names
+
+        pattern._list = listed  # type: ignore[method-assign]
+        assert await turns.during(pattern.first()) == names
+        assert sum(turns.calls) == count
+        assert max(turns.calls) <= NAMES_AT_ONCE_MAX
+
+
+async def test_other_tasks_run_while_a_consumer_begins_with_many_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 3 * OPENING_MAX
+        turns = Turns()
+        monkeypatch.setattr(ManySubscriber, "_add", turns.count(ManySubscriber._add))
+        consumer = await turns.during(client.subscribe("t", "s"))
+        assert consumer.is_connected()
+        assert sum(turns.calls) == 3 * OPENING_MAX
+        assert max(turns.calls) <= OPENING_MAX
+
+
+async def test_consumer_that_is_closed_while_it_begins_with_many_topics_leaves_no_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 3 * OPENING_MAX
+        turns = Turns()
+        monkeypatch.setattr(ManySubscriber, "_add", turns.count(ManySubscriber._add))
+
+        async def subscribe() -> None:
+            with pytest.raises(AlreadyClosed):
+                await client.subscribe("t", "s")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(subscribe())
+            while not sum(turns.calls):  # noqa: ASYNC110 - counts turns of the loop
+                await asyncio.sleep(0)
+            assert sum(turns.calls) < 3 * OPENING_MAX
+            await client.close()
+        assert not own_tasks()
+        assert not cluster.brokers[A].commands(pb.CommandSubscribe)
+
+
 @pytest.mark.parametrize("pattern", ["a/b", "x://a/b/c", "persistent://a"])
 async def test_pattern_without_namespace_is_refused(pattern: str) -> None:
     async with client_among() as (client, _):
@@ -1010,6 +1095,33 @@ async def test_table_view_of_a_busy_topic_opens_with_the_rows_of_that_time(parti
             assert (table.get("a"), table.get("b"), table.get("c")) == (b"1", b"2", b"3")
         await asyncio.sleep(1)
         assert (len(table), table.get("k9")) == (13, b"1999")
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["backlog", "later"])
+async def test_other_tasks_run_while_a_table_view_reads_many_messages(
+    begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_among() as (client, _):
+        turns = Turns()
+        monkeypatch.setattr(TableRows, "_on_message", turns.count(TableRows._on_message))
+        if not begins:
+            table = await client.create_table_view("t")
+        count = 5 * MESSAGES_AT_ONCE_MAX
+        producer = await client.create_producer("t")
+
+        async def publish() -> None:
+            for number in range(count):  # a few batches, which arrive together
+                producer.send_async(b"%d" % number, None, partition_key="k")
+            await producer.flush()
+            while not begins and table.get("k") != b"%d" % (count - 1):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        await turns.during(publish())
+        if begins:
+            table = await turns.during(client.create_table_view("t"))
+        assert table.get("k") == b"%d" % (count - 1)
+        assert sum(turns.calls) == count
+        assert max(turns.calls) <= MESSAGES_AT_ONCE_MAX
 
 
 class Strange(BytesSchema):

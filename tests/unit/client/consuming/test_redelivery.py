@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.client.consuming.redelivery import (
+    DUE_AT_ONCE_MAX,
     REDELIVERY_TICK_S,
     STALE_TIMES_MAX,
     Redeliveries,
@@ -46,6 +47,18 @@ def test_entries_due_within_a_tick_are_requested_together() -> None:
     assert machine.due(1.0) == [(1, 1), (1, 2)]
     assert machine.due(1.0) == []
     machine.clear()
+    assert machine.timer_at() is None
+
+
+def test_many_due_entries_are_returned_in_several_calls() -> None:
+    machine = Redeliveries(delay_s=1.0)
+    keys = [(1, number) for number in range(2 * DUE_AT_ONCE_MAX + 1)]
+    for key in keys:
+        machine.add(key, 0.0)
+    for first in (0, DUE_AT_ONCE_MAX, 2 * DUE_AT_ONCE_MAX):
+        assert machine.timer_at() == 1.0
+        assert machine.due(1.0) == keys[first : first + DUE_AT_ONCE_MAX]
+        machine.check()
     assert machine.timer_at() is None
 
 

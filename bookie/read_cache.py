@@ -74,11 +74,13 @@ class Run:
                 break
         return Run(first, count, size, self.parts[2 * skipped : 2 * (skipped + count)])
 
-    def then(self, other: Run) -> Run:
-        """Return both as one run; `other` begins where this one ends."""
-        assert other.first == self.following
-        parts = [*self.parts, *other.parts]
-        return Run(self.first, self.count + other.count, self.size + other.size, parts)
+    @classmethod
+    def joined(cls, runs: Sequence[Run]) -> Run:
+        """Return all runs as one run; each begins where the previous one ends."""
+        assert all(run.following == other.first for run, other in pairwise(runs))
+        parts = [part for run in runs for part in run.parts]
+        count, size = sum(run.count for run in runs), sum(run.size for run in runs)
+        return cls(runs[0].first, count, size, parts)
 
 
 class ReadCache:
@@ -98,20 +100,20 @@ class ReadCache:
     ) -> Run | None:
         """Return the entries from `first` on that the cache holds without a gap; None: it lacks
         `first`. Limits as in `Storage.run`. The caller asks the store for the other entries."""
-        found: Run | None = None
+        found: list[Run] = []
         while (run := self._run_with(ledger, first)) is not None:
             part = run.cut(first, last, bytes_max=bytes_max, entries_max=entries_max)
-            found = part if found is None else found.then(part)
+            found.append(part)
             first = part.following
             bytes_max -= part.size
             entries_max -= part.count
             if first > last or bytes_max <= 0 or entries_max <= 0:
                 break
-        if found is None:
+        if not found:
             self.misses += 1
-        else:
-            self.hits += 1
-        return found
+            return None
+        self.hits += 1
+        return found[0] if len(found) == 1 else Run.joined(found)
 
     def put(self, ledger: int, run: Run, epoch: int) -> None:
         """Keep a run from the store, whose read began in `epoch`. Drop the run if that epoch is
@@ -122,11 +124,13 @@ class ReadCache:
         before = bisect_right(firsts, run.first) - 1
         if before >= 0 and self._runs[ledger, firsts[before]].following >= run.following:
             return
-        within = bisect_left(firsts, run.first)
-        while within < len(firsts) and (
-            self._runs[ledger, firsts[within]].following <= run.following
-        ):
-            self._remove(ledger, firsts[within])
+        begin = end = bisect_left(firsts, run.first)
+        while end < len(firsts) and self._runs[ledger, firsts[end]].following <= run.following:
+            self.bytes -= self._runs.pop((ledger, firsts[end])).cost
+            end += 1
+        del firsts[begin:end]  # all at once: the list may have 80,000 elements
+        if not firsts:
+            self._firsts.pop(ledger, None)
         while self.bytes + run.cost > self._bytes_max:
             self._remove(*next(iter(self._runs)))
         firsts = self._firsts.setdefault(ledger, [])  # a list is removed with its last run
@@ -137,8 +141,8 @@ class ReadCache:
     def forget(self, ledger: int) -> None:
         """Drop all runs of the ledger, because entries of it were deleted or replaced."""
         self.epoch += 1
-        for first in self._firsts.get(ledger, [])[:]:
-            self._remove(ledger, first)
+        for first in self._firsts.pop(ledger, ()):
+            self.bytes -= self._runs.pop((ledger, first)).cost
 
     def check(self) -> None:
         assert self.bytes == sum(run.cost for run in self._runs.values()) <= self._bytes_max

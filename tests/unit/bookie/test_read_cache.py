@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from time import process_time
 
 import pytest
 from fakes.bookies import (
@@ -168,6 +169,28 @@ def test_the_size_includes_the_overhead_of_python() -> None:
     cache.put(1, Run.of(0, [envelope(1, 0), envelope(1, 1)]), 0)
     size = len(envelope(1, 0)) + len(envelope(1, 1))
     assert cache.bytes == size + 2 * ENTRY_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
+
+
+def test_runs_of_one_entry_are_joined_and_dropped_in_linear_time() -> None:
+    """A reader that reads entries one at a time fills the cache with such runs."""
+    cache, count = ReadCache(1 << 30), 250_000
+    for entry in range(1, count):
+        cache.put(1, Run.of(entry, [b"x" * 60]), 0)
+    began_s = process_time()
+    found = cache.get(1, 1, 50_000, bytes_max=1 << 30, entries_max=count)
+    assert found is not None
+    assert (found.first, found.count, found.size) == (1, 50_000, 50_000 * 60)
+    assert process_time() - began_s < 1.5, "each run was joined to a copy of the runs before it"
+    covering = Run.of(0, [b"x" * 60] * (count // 4))
+    began_s = process_time()
+    cache.put(1, covering, 0)
+    assert process_time() - began_s < 1.0, "each removal moved all later runs"
+    assert cache.get(1, 0, 0, bytes_max=1, entries_max=1) is not None
+    began_s = process_time()
+    cache.forget(1)
+    assert process_time() - began_s < 1.0, "each removal moved all later runs"
+    assert (cache.bytes, cache.get(1, 0, 0, bytes_max=1, entries_max=1)) == (0, None)
+    cache.check()
 
 
 # -- a bookie with a cache -------------------------------------------------------------------------

@@ -152,7 +152,8 @@ class Subscriber:
         # The generation of the queue. `on_taken` and `on_returned` ignore messages of an older one.
         self._generation = queue.generation
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
-        self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
+        self._seek_turn = asyncio.Lock()  # held by the seek that is in progress
+        self._outcome_unknown = False  # of the seek that is in progress
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
         self._active: bool | None = None  # None: the broker has not reported this yet
         # The highest key of the entries that the client dropped since the queue was cleared. The
@@ -374,6 +375,7 @@ class Subscriber:
             command.message_publish_time = target
             start = None
         async with self._seek_turn:
+            self._outcome_unknown = True
             self._acks.on_seek()
             taken, place = self._queue.last_taken, self._start
             if taken is not None and not self.subscription.is_durable:
@@ -390,6 +392,7 @@ class Subscriber:
                 await self._request(command, pb.CommandSuccess, about="seek", begin=begin)
                 moved = True
             finally:
+                self._outcome_unknown = False
                 self._acks.on_seek_end(moved=moved)
                 if told and not moved:
                     self._stay(place, was_detached=not self._seeking or len(told) > 1)
@@ -422,8 +425,10 @@ class Subscriber:
 
         Otherwise the next broker would choose another place for the same time or end.
         """
+        start = self._start
         _, done = await self.last_message_id()
-        if self._queue.last_taken is None:
+        # `_start` has changed: the user took a message, and the reader was detached since then.
+        if self._queue.last_taken is None and self._start is start:
             self._start = Start(MessageId(-1, *_key_of(done)), inclusive=False)
 
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
@@ -866,7 +871,7 @@ class Subscriber:
             sent &= bits_of(ack_set)
         wanted = sent & ~self._acknowledged(key, size)
         start = self._start
-        if start is None or self._seek_turn.locked():  # during a seek the place is unknown
+        if start is None or self._outcome_unknown:  # no place, or an unknown place
             return sent, wanted
         if not self.subscription.is_durable:
             return sent, wanted & ~start.skipped(key, size)

@@ -17,7 +17,7 @@ from fakes.client_world import (
     receive,
     subscription,
 )
-from support import settle
+from support import settle, wait_until
 
 from magnetar.client.errors import AlreadyClosed, NotAllowedError, Timeout
 from magnetar.client.ids import key_of
@@ -228,3 +228,27 @@ async def test_a_readers_seek_to_a_time_does_not_undo_the_seek_that_follows_at_o
             group.create_task(reader.seek(1))
             group.create_task(reader.seek(ids[4]))
         assert (await reader.read_next(5000)).data() == b"5"
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_reader_that_is_detached_during_a_seek_to_a_time_repeats_no_message(
+    losses: int,
+) -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3, batch=3)
+        reader = await client.create_reader("t", MessageId.earliest)
+        broker = cluster.brokers[A]
+        broker.script(pb.CommandGetLastMessageId, None)  # the seek waits for this answer
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reader.seek(1))
+            await wait_until(
+                lambda: broker.commands(pb.CommandGetLastMessageId), what="the request"
+            )
+            assert [(await reader.read_next()).data() for _ in range(2)] == [b"0", b"1"]
+            broker.kill()
+            broker.alive = True
+        for _ in range(losses - 1):
+            broker.kill()
+            broker.alive = True
+            await settle()
+        assert (await reader.read_next(5000)).data() == b"2"

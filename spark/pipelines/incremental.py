@@ -94,10 +94,11 @@ def archive_new(
         run_to_end(writer.start)
         archived = _archive(spark, path, rows.schema)
         stored = messages(spark, connection, topics)
+        firsts = _firsts(stored)
         return Archived(
             archived.count() - before,
-            _compare(spark, stored, archived, _archived_to(path)),
-            _earlier(stored, archived),
+            _compare(spark, stored, archived, firsts, _archived_to(path)),
+            _earlier(archived, firsts),
         )
 
 
@@ -144,36 +145,49 @@ def _archived_to(path: Path) -> Mapping[str, Place]:
 
 
 def _compare(
-    spark: SparkSession, stored: DataFrame, archived: DataFrame, ends: Mapping[str, Place]
+    spark: SparkSession,
+    stored: DataFrame,
+    archived: DataFrame,
+    firsts: Mapping[str, tuple[int, int]],
+    ends: Mapping[str, Place],
 ) -> list[Compared]:
     """Compare the messages that the topics still have, up to `ends`, with the archived ones."""
     columns = stored.columns
-    places = [(topic, end.ledger, end.index) for topic, end in ends.items()]
-    end = spark.createDataFrame(places, "__topic string, end_ledger bigint, end_index bigint")
+    end = _table(spark, {topic: (end.ledger, end.index) for topic, end in ends.items()})
     ours = stored.withColumn("ledger", ledger_column()).join(end, "__topic")
     # A ledger after the end with smaller indexes belongs to a topic that was created again after
     # the run had noted the end.
-    ours = ours.where("ledger <= end_ledger and __index < end_index").select(*columns)
-    theirs = archived.withColumn("ledger", ledger_column()).join(_firsts(stored), "__topic")
-    theirs = theirs.where("struct(ledger, __index) >= first").select(*columns)
+    ours = ours.where("ledger <= at_ledger and __index < at_index").select(*columns)
+    first = _table(spark, firsts)
+    theirs = archived.withColumn("ledger", ledger_column()).join(first, "__topic")
+    reached = "ledger > at_ledger or (ledger = at_ledger and __index >= at_index)"
+    theirs = theirs.where(reached).select(*columns)
     return compare(ours, theirs, ["__topic"])
 
 
-def _firsts(stored: DataFrame) -> DataFrame:
-    """The ledger and index of the first message of each topic."""
+def _table(spark: SparkSession, places: Mapping[str, tuple[int, int]]) -> DataFrame:
+    """The ledger and index of each topic, as a table that is joined without a shuffle."""
+    rows = [(topic, *place) for topic, place in places.items()]
+    table = spark.createDataFrame(rows, "__topic string, at_ledger bigint, at_index bigint")
+    return F.broadcast(table)
+
+
+def _firsts(stored: DataFrame) -> dict[str, tuple[int, int]]:
+    """The ledger and index of the first message of each topic. Reads all messages."""
     placed = stored.select("__topic", ledger_column().alias("ledger"), "__index")
-    return placed.groupBy("__topic").agg(F.min(F.struct("ledger", "__index")).alias("first"))
+    first = F.min(F.struct("ledger", "__index"))
+    return {topic: tuple(found) for topic, found in placed.groupBy("__topic").agg(first).collect()}
 
 
-def _earlier(stored: DataFrame, archived: DataFrame) -> dict[str, int]:
+def _earlier(archived: DataFrame, firsts: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     ledgers = defaultdict(list)
     of_ledger = (F.min("__index"), F.max("__index"), F.count("*"))
     placed = archived.select("__topic", ledger_column().alias("ledger"), "__index")
     for topic, *found in placed.groupBy("__topic", "ledger").agg(*of_ledger).collect():
         ledgers[topic].append(tuple(found))
-    for topic, first in _firsts(stored).collect():
+    for topic, (ledger, index) in firsts.items():
         # The archive may have no message yet of a topic that was created again.
-        if all(ledger != first[0] for ledger, *_ in ledgers[topic]):
-            ledgers[topic].append((first[0], first[1], first[1], 0))
+        if all(ledger != known for known, *_ in ledgers[topic]):
+            ledgers[topic].append((ledger, index, index, 0))
     counts = {topic: count_earlier(found) for topic, found in sorted(ledgers.items())}
     return {topic: count for topic, count in counts.items() if count}

@@ -932,11 +932,14 @@ class Broker:
         for number, name in enumerate(self.changes.watched_in(bundle), 1):
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            with suppress(PoliciesUnavailable):  # the namespace was deleted
-                # Look the topic's bundle up again: a division of the namespace may have put the
-                # topic into a new bundle, which this broker may still own.
-                if not self._owners.holds(self.policies.bundle_of(name)):
-                    self.changes.tell(name)
+            # Look the topic's bundle up again: a division of the namespace may have put the topic
+            # into a new bundle, which this broker may still own.
+            try:
+                is_mine = self._owners.holds(self.policies.bundle_of(name))
+            except PoliciesUnavailable:  # the namespace was deleted
+                is_mine = False
+            if not is_mine:
+                self.changes.tell(name)
 
     async def _release_all(self) -> None:
         """Hand over all bundles concurrently."""

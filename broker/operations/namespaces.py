@@ -352,7 +352,12 @@ async def _restore(
 async def _forget_rest(broker: Broker, name: NamespaceName) -> None:
     """Delete what a deleted namespace has left. A new namespace of the same name must not find the
     topic policies and schemas. Without the ownership records, the owners forget their bundles. Stop
-    when that namespace exists, because the rest may be its own."""
+    when that namespace exists, because the rest may be its own.
+
+    NOTE: a broker that still holds a bundle of the deleted namespace serves the new namespace
+    without another write of the ownership record. If that record is deleted here in this moment,
+    the broker closes the bundle's topics, and their clients reconnect. A lookup at a broker that
+    does not yet know of the deletion may also write a record again, which then stays."""
     namespace = paths.namespace(name.tenant, name.namespace)
     for folder in (
         paths.topic_policies_folder(name.tenant, name.namespace),

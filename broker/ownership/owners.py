@@ -28,7 +28,7 @@ from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from magnetar.broker.ownership.brokers import BrokerDirectory
     from magnetar.broker.ownership.bundle import Bundle
@@ -134,16 +134,21 @@ class Owners:
         while True:
             await self._suspected.wait()
             self._suspected.clear()
-            lost: list[Bundle] = []
-            try:
+            failure: MetadataError | None = None
+            # An unload may take seconds. Meanwhile this broker reads the records of the other
+            # suspects: it would open topics of a lost bundle again and so fence their new owner.
+            async with asyncio.TaskGroup() as unloads:
                 for bundle in sorted(self._suspects, key=str):
-                    if await self._has_lost(bundle):
+                    try:
+                        is_lost = await self._has_lost(bundle)
+                    except MetadataError as error:
+                        failure = error
+                        break
+                    if is_lost:
                         self._forget(bundle)
-                        lost.append(bundle)
-            except MetadataError:
-                await self._unload_lost(lost)
-                raise
-            await self._unload_lost(lost)
+                        unloads.create_task(self._on_lost(bundle))
+            if failure is not None:
+                raise failure
             if not self._suspects:
                 self._settled.set()
 
@@ -166,13 +171,6 @@ class Owners:
         else:
             log.warning("another broker has taken a bundle", bundle=str(bundle))
         return True
-
-    async def _unload_lost(self, bundles: Iterable[Bundle]) -> None:
-        """Unload all lost bundles at once. An unload may take seconds. Until the other bundles are
-        forgotten, this broker would open their topics again and so fence their new owners."""
-        async with asyncio.TaskGroup() as group:
-            for bundle in bundles:
-                group.create_task(self._on_lost(bundle))
 
     async def verify(self) -> None:
         """Read the records of all held bundles again. Returns when `run` has given up the bundles

@@ -30,7 +30,7 @@ from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.policies import NamespaceRecord, Policies, Retention, TenantRecord
 from magnetar.metadata.store import ABSENT, SessionState
-from magnetar.protos.names import NamespaceName
+from magnetar.protos.names import NamespaceName, TopicName
 
 if TYPE_CHECKING:
     import httpx
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
     from magnetar.metadata.memory import MemoryStore
     from magnetar.metadata.store import Versioned
-    from magnetar.protos.names import TopicName
 
 pytestmark = pytest.mark.real_loop
 
@@ -186,6 +185,23 @@ async def test_the_bundles_of_a_deleted_namespace_have_no_owner() -> None:
         assert kind_of(await admin.delete("namespaces/public/other?force=true")) == (204, "")
         assert await running.broker.metadata.children(folder) == []
         await wait_until(lambda: running.broker.bundles == before)
+
+
+async def test_a_watch_of_a_topic_learns_that_its_namespace_was_deleted() -> None:
+    """Another broker may own the topic when it is created again."""
+    watched, told = TopicName.parse("public/other/never-created"), asyncio.Event()
+    async with (
+        running_broker(ClusterState()) as running,
+        admin_of(running, "/admin/v2") as admin,
+    ):
+        before = running.broker.bundles
+        await admin.put("namespaces/public/other")
+        await running.broker.locate(watched, authoritative=True)
+        assert running.broker.bundles == before + 1
+        running.broker.changes.watch(watched, told.set)
+        assert kind_of(await admin.delete("namespaces/public/other")) == (204, "")
+        await wait_until(lambda: running.broker.bundles == before)
+        await wait_until(told.is_set)
 
 
 async def test_a_late_deletion_leaves_the_policies_of_the_next_namespace() -> None:

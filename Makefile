@@ -50,8 +50,8 @@ lint: setup
 	git diff --exit-code --stat -- protos
 
 # Simulate whole clusters in one process, in virtual time, for a range of seeds: the seed chooses the
-# faults. A failure prints its events and the command that replays it. `make test` plays the first 300
-# seeds.
+# faults. A failure prints its events and the command that replays it. `make test` plays the first 120
+# seeds, `make night` the next 180.
 SIM_FIRST ?= 0
 SIM_SEEDS ?= 300
 sim: setup

@@ -36,7 +36,9 @@ class Explanation(_Model):
     backlog: int = Field(description="entries that are not acknowledged")
     unacked_messages: int = Field(description="messages that are delivered and not acknowledged")
     mark_delete_position: str | None = Field(description="null: the topic is not open")
-    read_position: str | None = Field(description="null while no consumer has connected")
+    read_position: str | None = Field(
+        description="null: no consumer has connected since the topic was opened, or since a seek"
+    )
     reasons: list[ReasonShown]
     next_change_ms: int | None = Field(
         description="the earliest time of the reasons; null: no reason has a time"

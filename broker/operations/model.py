@@ -154,7 +154,8 @@ class SubscriptionStats(_Statistics):
         default=None, description="every entry up to this position is acknowledged; null: no cursor"
     )
     read_position: str | None = Field(
-        default=None, description="null while no consumer has connected"
+        default=None,
+        description="null: no consumer has connected since the topic was opened, or since a seek",
     )
     waiting_for: list[str] = Field(
         default_factory=list, description="the reasons why nothing is dispatched"
@@ -269,7 +270,7 @@ class WantedPartitions(BaseModel):
 
 
 class PartitionedStats(TopicStats):
-    """Sums over all partitions of a topic."""
+    """The merged statistics of all partitions of a topic. Counters, rates and sizes are sums."""
 
     metadata: PartitionedMetadata
     partitions: dict[str, TopicStats] = Field(

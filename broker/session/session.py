@@ -12,12 +12,12 @@ accepts, challenges or refuses the client. The handshake must be complete within
 connection's start. The machine answers a PING in every phase. Before the client is connected, any
 other command that the phase does not admit ends the connection.
 
-After the handshake the machine answers a command itself, or admits it. The rules state for each
-type of command when the machine admits it (commands.py). An admitted command is a *request* or a
-*notice*. The shell (connection.py) answers a request exactly once, and may wait for metadata or
-bookies. The shell carries out a notice at once. The machine admits SENDs in runs (`on_sends`).
-Between commands the machine keeps the states of producer and consumer ids, the number of requests
-under way, and the time when it last heard the client.
+After the handshake the machine admits a command, answers it itself, drops it, or ends the
+connection. The rules state for each type of command when the machine admits it (commands.py). An
+admitted command is a *request* or a *notice*. The shell (connection.py) answers a request exactly
+once, and may wait for metadata or bookies. The shell carries out a notice at once. The machine
+admits SENDs in runs (`on_sends`). Between commands the machine keeps the states of producer and
+consumer ids, the number of requests under way, and the time when it last heard the client.
 
 Both transports use this machine: gRPC frames and Pulsar's TCP framing carry the same bytes.
 

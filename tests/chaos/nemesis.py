@@ -18,6 +18,7 @@ from magnetar.broker.ownership.bundle import bundle_in
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import LedgerState, NamespaceBundles
 from magnetar.protos.names import TopicName
+from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from random import Random
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 SERVED_S: Final = 30.0  # if no broker serves the topic by then, the run fails
 POLL_S: Final = 0.02
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class Nemesis:
         session of the stopped broker may end meanwhile."""
         before, ledger = await self._owner(), await self._last_ledger()
         process = self._cluster.process("broker", before.owner)
+        log.info("owner stopped", broker=before.owner)
         at_ns = time.monotonic_ns()
         process.pause()
         try:
@@ -214,5 +218,6 @@ class Nemesis:
         at_ns: int | None = None,
         outage_s: float | None = None,
     ) -> None:
+        log.info("fault ended", fault=what, target=target, effect=effect, outage_s=outage_s)
         at_ns = time.monotonic_ns() if at_ns is None else at_ns
         self._history.faults.append(Fault(what, target, at_ns, bitten, effect, outage_s))

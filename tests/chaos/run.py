@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from chaos.administration import keep_everything
 from chaos.nemesis import Nemesis, plan
-from chaos.report import text, timeline
+from chaos.report import OUTAGE_TARGET_S, text, timeline
 from chaos.workload import Consuming, Producing, read_all
 from checkers.faults import check_faults
 from checkers.history import History
@@ -34,6 +34,7 @@ from magnetar import ConsumerType, PulsarException
 from magnetar.asyncio import Client
 from magnetar.local_cluster import LocalCluster
 from magnetar.metadata.zookeeper import ZooKeeperStore
+from magnetar.runtime.log import configure_logging
 
 if TYPE_CHECKING:
     from checkers.verdict import Anomaly
@@ -83,6 +84,11 @@ class Run:
     @property
     def passed(self) -> bool:
         return not self.trouble and not self.anomalies
+
+    @property
+    def late(self) -> bool:
+        """Whether a fault kept the topic from being served for longer than the target."""
+        return any((fault.outage_s or 0.0) > OUTAGE_TARGET_S for fault in self.history.faults)
 
     @property
     def title(self) -> str:
@@ -201,7 +207,9 @@ def main() -> int:
     parser.add_argument(
         "--stops", type=int, help="instead of both settings: stop the owner this many times"
     )
-    parser.add_argument("--keep", action="store_true", help="the cluster's directory, with logs")
+    parser.add_argument(
+        "--keep", action="store_true", help="the logs, also of a run that passes in time"
+    )
     arguments = parser.parse_args()
     if arguments.stops is not None:
         settings = [stops(arguments.stops)]
@@ -216,10 +224,14 @@ def main() -> int:
         with tempfile.TemporaryDirectory(
             prefix="magnetar-chaos-", ignore_cleanup_errors=True
         ) as folder:
-            run = asyncio.run(run_chaos(setting, arguments.seed, Path(folder)))
+            servers, client = Path(folder) / "cluster", Path(folder) / "client"
+            client.mkdir()
+            with (client / "client.log").open("w") as stream:
+                configure_logging(stream=stream)
+                run = asyncio.run(run_chaos(setting, arguments.seed, servers))
             reported = write(run)
-            if arguments.keep or not run.passed:
-                for log in Path(folder).glob("*/*.log"):
+            if arguments.keep or run.late or not run.passed:
+                for log in [*servers.glob("*/*.log"), *client.glob("*.log")]:
                     (reported / f"{log.parent.name}.log").write_bytes(log.read_bytes())
         print(run.text(), f"  report in {reported}", sep="\n", flush=True)
         failed |= not run.passed

@@ -13,6 +13,7 @@ Invariants (`check`):
     3. Only existing, confirmed entries are acknowledged. A bit beyond the end of the log would
        acknowledge an entry that is written later.
     4. A batch with an ack set is not acknowledged, and the ack set is not empty.
+    5. The number of bits of all ack sets is known.
 
 Bitmaps may have bits up to the mark; these bits have no meaning. The log's chain tells which
 entries exist and which position follows another. This module is pure.
@@ -38,6 +39,8 @@ _WORD: Final = (1 << 64) - 1
 # The bits of the largest batch. An ack set may have more bits, which AckState ignores.
 _ANY_BATCH: Final = (1 << BATCH_MESSAGES_MAX) - 1
 
+_SET_BYTES: Final = 200  # the memory of an ack set without its bits: a key, a number, a dict's slot
+
 
 @dataclass(frozen=True, slots=True)
 class AckedRange:
@@ -59,7 +62,7 @@ class Start:
 class AckState:
     """The state of one subscription. At first every entry up to `mark` is acknowledged."""
 
-    __slots__ = ("_bitmaps", "_chain", "_counts", "_entry", "_ledger", "_partial")
+    __slots__ = ("_bitmaps", "_chain", "_counts", "_entry", "_ledger", "_partial", "_partial_bits")
 
     def __init__(self, chain: Chain, mark: Position) -> None:
         self._chain = chain
@@ -67,6 +70,7 @@ class AckState:
         self._ledger, self._entry = mark
         self._bitmaps: dict[int, Bitmap] = {}
         self._partial: dict[Position, int] = {}  # bits of unacknowledged messages; never 0
+        self._partial_bits = 0  # the sum of the lengths of these ack sets
 
     # ---- questions -------------------------------------------------------------------------------
 
@@ -80,6 +84,11 @@ class AckState:
         """Partly acknowledged batches, with the bits of their unacknowledged messages.
         Read-only."""
         return self._partial
+
+    @property
+    def partial_bytes(self) -> int:
+        """The approximate memory of `partial` in bytes."""
+        return partial_bytes(len(self._partial), self._partial_bits)
 
     def is_acked(self, position: Position) -> bool:
         ledger = position.ledger
@@ -177,7 +186,7 @@ class AckState:
         if entry < 0 or entry >= self._counts.get(ledger, 0):
             return False
         if self._partial:
-            self._partial.pop(position, None)
+            self._forget_partial(position)
         if entry == self._entry + 1 and ledger == self._ledger:
             self._entry = entry
             if self._bitmaps:
@@ -204,6 +213,7 @@ class AckState:
         if after == 0:
             return self.on_ack(position)
         self._partial[position] = after
+        self._partial_bits += after.bit_length() - (0 if before is None else before.bit_length())
         return True
 
     def on_batch_size(self, position: Position, messages: int) -> bool:
@@ -245,16 +255,16 @@ class AckState:
         if int.from_bytes(bits, "little").bit_count() < len(partial):
             for start, end in runs(bits):
                 for entry in range(first + start, first + end + 1):
-                    partial.pop(Position(ledger, entry), None)
+                    self._forget_partial(Position(ledger, entry))
         elif partial:
-            self._partial = {p: left for p, left in partial.items() if not self.is_acked(p)}
+            self._keep_partial({p: left for p, left in partial.items() if not self.is_acked(p)})
         self._advance()
 
     def reset(self, start: Start) -> None:
         """Replace all acknowledgements by the state `start`."""
         self._ledger, self._entry = start.mark
         self._bitmaps.clear()
-        self._partial.clear()
+        self._keep_partial({})
         if start.remaining:
             first = self._chain.next_position(start.mark)
             self.on_ack_batch_index(first, start.remaining)
@@ -266,7 +276,7 @@ class AckState:
         for ledger in [ledger for ledger in self._bitmaps if ledger not in known]:
             del self._bitmaps[ledger]
         if self._partial:
-            self._partial = {p: left for p, left in self._partial.items() if p.ledger in known}
+            self._keep_partial({p: left for p, left in self._partial.items() if p.ledger in known})
         self._advance()
 
     # ---- mechanics -------------------------------------------------------------------------------
@@ -296,10 +306,19 @@ class AckState:
                 del self._bitmaps[passed]
         elif last - before.entry < len(self._partial):
             for entry in range(before.entry + 1, last + 1):
-                self._partial.pop(Position(ledger, entry), None)
+                self._forget_partial(Position(ledger, entry))
             return
         if self._partial:
-            self._partial = {p: left for p, left in self._partial.items() if p > mark}
+            self._keep_partial({p: left for p, left in self._partial.items() if p > mark})
+
+    def _forget_partial(self, position: Position) -> None:
+        left = self._partial.pop(position, None)
+        if left is not None:
+            self._partial_bits -= left.bit_length()
+
+    def _keep_partial(self, partial: dict[Position, int]) -> None:
+        self._partial = partial
+        self._partial_bits = sum([left.bit_length() for left in partial.values()])
 
     def check(self) -> None:
         mark = self.mark_delete
@@ -313,6 +332,13 @@ class AckState:
         for position, left in self._partial.items():
             assert left > 0, "4: an empty ack set"
             assert not self.is_acked(position), "4: an ack set of an acknowledged entry"
+        bits = sum(left.bit_length() for left in self._partial.values())
+        assert self._partial_bits == bits, "5: a wrong number of bits"
+
+
+def partial_bytes(sets: int, bits: int) -> int:
+    """Return the approximate memory in bytes of ack sets with this number of bits together."""
+    return sets * _SET_BYTES + bits // 8
 
 
 def ack_set_bits(words: Sequence[int]) -> int:

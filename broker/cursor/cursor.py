@@ -100,6 +100,15 @@ class Cursor:
         """True when a batch is partly acknowledged."""
         return bool(self._state.partial)
 
+    @property
+    def partial_bytes(self) -> int:
+        """The approximate memory in bytes of the ack sets of partly acknowledged batches."""
+        return self._state.partial_bytes
+
+    def is_partly_acked(self, position: Position) -> bool:
+        """Return whether the cursor has an ack set for this batch."""
+        return self._state.remaining(position) is not None
+
     def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
         """Return the unacknowledged messages of a batch, as signed 64-bit words. None: the cursor
         has no ack set for this batch."""

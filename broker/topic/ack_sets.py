@@ -3,15 +3,17 @@
 An ack set of a batch of n messages has ceil(n / 64) words at most. Bits beyond the batch have no
 meaning. The subscription notes the sizes of the last batches that it read, so the size of a
 delivered batch is usually known. A client may acknowledge a batch that it got from the topic's
-former owner. The size of this batch is not known here. So ack sets of batches of unknown size have
-limits of their own: for the words of one set, and for the words of all such sets. When the batch is
-read, its set is cut to the batch (`Cursor.limit_batch`).
+former owner. The size of this batch is not known here, so its ack set has a limit of its own. When
+the batch is read, its set is cut to the batch (`Cursor.limit_batch`). All ack sets of a
+subscription together have a limit, too. A client whose ack set is refused loses nothing: it gets
+the batch again.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.cursor.acks import partial_bytes
 from magnetar.broker.errors import InvalidAck
 
 if TYPE_CHECKING:
@@ -32,15 +34,16 @@ UNKNOWN_WORDS_MAX: Final = 1_024
 """The limit of words of one ack set of a batch of unknown size: 65,536 messages. Pulsar's clients
 close a batch at 1,000 messages by default."""
 
-UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
-"""The limit of words of all ack sets of batches of unknown size in the cursor of a subscription:
-2 MB. It is enough for 100,000 sets of two words, or for 16,000 sets of 1,000 messages."""
+PARTIAL_BYTES_MAX: Final = 32 << 20
+"""The limit of the memory of all ack sets of a subscription, in bytes (`Cursor.partial_bytes`). It
+is enough for 150,000 batches of 100 messages, or for 100,000 batches of 1,000 messages. A producer
+can claim a million messages for a batch of a few bytes, and then one ack set has 128 KiB."""
 
 
 class AckSets:
     """The ack sets of one subscription."""
 
-    __slots__ = ("_cursor", "_older", "_sizes", "_subscription", "_unknown", "_unknown_words")
+    __slots__ = ("_cursor", "_older", "_sizes", "_subscription")
 
     def __init__(self, subscription: str, cursor: Cursor) -> None:
         self._subscription = subscription
@@ -48,8 +51,6 @@ class AckSets:
         # Two generations: when the newer one is full, the older one is forgotten.
         self._sizes: dict[Position, int] = {}
         self._older: dict[Position, int] = {}
-        self._unknown: dict[Position, int] = {}  # the words of sets of unknown batch size
-        self._unknown_words = 0
 
     def on_read(self, entries: Iterable[StoredEntry]) -> None:
         """The dispatcher gets these entries next. An entry that is no batch costs little here."""
@@ -67,18 +68,21 @@ class AckSets:
         """Return the ack sets of one acknowledgement. Bits beyond a batch of known size are cut
         off. An empty set: the entry is acknowledged already, or the log does not have it. Raises
         InvalidAck."""
-        # Make room before the first set is admitted. The cursor gets the admitted sets only after
-        # this call, so `_forget_settled` in the middle of the call would forget them.
-        if self._unknown_words + sum([len(words) for _, words in sets]) > UNKNOWN_WORDS_TOTAL_MAX:
-            self._forget_settled()
-        return [(position, self._checked(position, words)) for position, words in sets]
+        checked = [(position, self._checked(position, words)) for position, words in sets]
+        self._admit(checked)
+        return checked
 
     def _checked(self, position: Position, words: Sequence[int]) -> Sequence[int]:
         if not self._cursor.is_open(position):
             return ()  # the cursor ignores it
         size = self._sizes.get(position) or self._older.get(position)
         if size is None:
-            self._admit_unknown(position, len(words))
+            if len(words) > UNKNOWN_WORDS_MAX:
+                why = (
+                    f"an ack set of {len(words)} words; at most {UNKNOWN_WORDS_MAX} are accepted "
+                    "before its batch is delivered"
+                )
+                raise InvalidAck(self._subscription, position, why)
             return words
         limit = -(-size // 64)
         if len(words) > limit:
@@ -88,31 +92,17 @@ class AckSets:
             return (*words[:-1], words[-1] & ((1 << size % 64) - 1))
         return words
 
-    def _admit_unknown(self, position: Position, words: int) -> None:
-        if words > UNKNOWN_WORDS_MAX:
-            why = (
-                f"an ack set of {words} words; at most {UNKNOWN_WORDS_MAX} are accepted before "
-                "its batch is delivered"
-            )
-            raise InvalidAck(self._subscription, position, why)
-        before = self._unknown.get(position, 0)
-        if self._unknown_words + words - before > UNKNOWN_WORDS_TOTAL_MAX:
-            why = (
-                f"ack sets of batches that are not delivered yet have {self._unknown_words} words; "
-                f"the limit is {UNKNOWN_WORDS_TOTAL_MAX}"
-            )
-            raise InvalidAck(self._subscription, position, why)
-        if words > before:
-            self._unknown[position] = words
-            self._unknown_words += words - before
-
-    def _forget_settled(self) -> None:
-        """Forget the sets that the cursor no longer has, and those whose batch was read since."""
-        self._unknown = {
-            position: words
-            for position, words in self._unknown.items()
-            if self._cursor.batch_ack_set(position) is not None
-            and position not in self._sizes
-            and position not in self._older
-        }
-        self._unknown_words = sum(self._unknown.values())
+    def _admit(self, sets: Sequence[_AckSet]) -> None:
+        """Raise InvalidAck if the cursor would hold too much with these ack sets. A set of a batch
+        that has one already is no addition: two sets merge by AND."""
+        cursor, added = self._cursor, 0
+        for position, words in sets:
+            if words and not cursor.is_partly_acked(position):
+                added += partial_bytes(1, 64 * len(words))
+                if cursor.partial_bytes + added > PARTIAL_BYTES_MAX:
+                    why = (
+                        f"the subscription's ack sets take {cursor.partial_bytes:,} bytes, and "
+                        f"those of this request at least {added:,}; "
+                        f"the limit is {PARTIAL_BYTES_MAX:,}"
+                    )
+                    raise InvalidAck(self._subscription, position, why)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
-from magnetar.protos.entry import checksums_of, parse_entry
+import google_crc32c
+
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import BATCHED_MESSAGE_BYTES_MIN, checksums_of, parse_entry
 from magnetar.protos.message import (
     EntryHeader,
     OutgoingMessage,
@@ -27,6 +31,21 @@ def entry_of(*texts: str, publish_time_ms: int = 1_700_000_000_000) -> EntryView
         encode_message(messages[0], header) if len(texts) == 1 else encode_batch(messages, header)
     )
     return parse_entry(b"".join(parts))
+
+
+def claiming_entry(messages: int) -> EntryView:
+    """A batch of a few bytes that claims this number of messages. The broker cannot tell: it does
+    not decompress batches."""
+    metadata = pb.MessageMetadata(
+        producer_name="producer",
+        sequence_id=0,
+        publish_time=1_700_000_000_000,
+        num_messages_in_batch=messages,
+        compression=pb.ZSTD,
+        uncompressed_size=BATCHED_MESSAGE_BYTES_MIN * messages,
+    ).SerializeToString()
+    body = struct.pack(">I", len(metadata)) + metadata + b"claimed"
+    return parse_entry(b"\x0e\x01" + struct.pack(">I", google_crc32c.value(body)) + body)
 
 
 def sends_of(*views: EntryView, first: int = 0, producer_id: int = 1) -> SendRun:

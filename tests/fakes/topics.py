@@ -94,16 +94,26 @@ class TopicRig:
 
     async def publish(self, *texts: str, batches: bool = False, time_ms: int = 0) -> list[Position]:
         """One message for each text (of a batch: its words); returns when they are durable."""
+        return await self.publish_entries(
+            *[
+                entry_of(
+                    *(text.split() if batches else [text]),
+                    publish_time_ms=time_ms or 1_700_000_000_000,
+                )
+                for text in texts
+            ]
+        )
+
+    async def publish_entries(self, *views: EntryView) -> list[Position]:
+        """Publish entries one by one; returns when they are durable."""
         if self._producer is None:
             self._producer = await self.produce("publisher")
         handle, session = self._producer
         before = len(session.answers)
-        for text in texts:
-            words = text.split() if batches else [text]
-            view = entry_of(*words, publish_time_ms=time_ms or 1_700_000_000_000)
+        for view in views:
             publish(handle, view, first=self._published)
             self._published += 1
-        await wait_until(lambda: len(session.answers) == before + len(texts), what="receipts")
+        await wait_until(lambda: len(session.answers) == before + len(views), what="receipts")
         positions = [answer for _, answer in session.answers[before:]]
         assert not any(isinstance(position, Exception) for position in positions)
         return positions  # type: ignore[return-value]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
-from fakes.entries import texts_of
+from fakes.entries import claiming_entry, texts_of
 from fakes.sessions import FakeConsumerSession
 from fakes.topic_log import SMALL
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
+from magnetar.broker.cursor.acks import partial_bytes
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 from magnetar.broker.dispatch.permits import Limits
@@ -35,10 +36,11 @@ from magnetar.broker.errors import (
 from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.log import TAIL_ENTRIES_MAX, LogConfig
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
-from magnetar.broker.topic.ack_sets import UNKNOWN_WORDS_MAX, UNKNOWN_WORDS_TOTAL_MAX
+from magnetar.broker.topic.ack_sets import PARTIAL_BYTES_MAX, UNKNOWN_WORDS_MAX
 from magnetar.broker.topic.contract import CloseReason, InitialPosition, SubscriptionType
 from magnetar.broker.topic.read_ahead import BACKLOG_ENTRIES_MIN
 from magnetar.broker.topic.subscription import RETURN_S, all_of
+from magnetar.protos.entry import BATCH_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from fakes.topics import TopicRig
@@ -310,43 +312,51 @@ async def test_ack_set_stored_by_an_older_version_is_cut_at_delivery(
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 2
 
 
-async def test_ack_sets_of_unknown_batches_are_bounded_together() -> None:
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+async def test_ack_sets_of_a_subscription_are_bounded_together(kind: SubscriptionType) -> None:
+    async with opened_topic(ClusterState()) as it:
+        claimed = BATCH_MESSAGES_MAX  # an ack set of 128 KiB for each batch
+        words = (0,) * (claimed // 64 - 1) + (1 << 63,)
+        count = PARTIAL_BYTES_MAX // partial_bytes(1, claimed) + 1
+        await it.publish_entries(*[claiming_entry(claimed)] * count)
+        handle, session = await it.subscribe(kind=kind, permits=claimed * count)
+        cursor = it.topic.subscriptions["s"].cursor
+        accepted: list[Position] = []
+        while len(accepted) < count - 1:
+            await wait_until(lambda: len(session.entries) > len(accepted))
+            position = session.positions[len(accepted)]
+            handle.acknowledge([], [(position, words)])
+            accepted.append(position)
+        await wait_until(lambda: len(session.entries) == count)
+        assert cursor.partial_bytes == partial_bytes(count - 1, claimed * (count - 1))
+        with pytest.raises(InvalidAck, match="the limit is 33,554,432"):
+            handle.acknowledge([], [(session.positions[-1], words)])
+        handle.acknowledge([], [(accepted[0], words)])  # a repeated request is no addition
+        handle.acknowledge(accepted[:1])
+        handle.acknowledge([], [(session.positions[-1], words)])
+        assert cursor.partial_bytes == partial_bytes(count - 1, claimed * (count - 1))
+
+
+async def test_ack_sets_of_one_acknowledgement_are_bounded_together() -> None:
     world = ClusterState()
+    count = PARTIAL_BYTES_MAX // partial_bytes(1, 64 * UNKNOWN_WORDS_MAX)
     async with opened_topic(world, close=False) as it:
-        await it.publish(*["a b"] * 300, batches=True)
-        _, session = await it.subscribe()
-        await wait_until(lambda: len(session.entries) == 300)
+        await it.publish(*["a b"] * (count + 1), batches=True)
+        _, session = await it.subscribe(permits=10_000)
+        await wait_until(lambda: len(session.entries) == count + 1)
         positions = session.positions
     async with opened_topic(world) as it:  # the next owner has delivered no entry yet
         handle, session = await it.subscribe(permits=0)
         words = (-1,) * UNKNOWN_WORDS_MAX
-        accepted = UNKNOWN_WORDS_TOTAL_MAX // UNKNOWN_WORDS_MAX
-        handle.acknowledge([], [(at, words) for at in positions[:accepted]])
-        with pytest.raises(InvalidAck, match="not delivered yet have 262144 words"):
-            handle.acknowledge([], [(positions[accepted], words)])
-        handle.acknowledge([], [(positions[0], words)])  # a repeated request
-        handle.acknowledge(positions[:1])
-        handle.acknowledge([], [(positions[accepted], words)])
-        handle.flow(1_000)
-        await wait_until(lambda: len(session.entries) == 299)
-        assert set(session.ack_sets) == {(), (0b11,)}
-
-
-async def test_ack_sets_of_unknown_batches_in_one_acknowledgement_are_bounded() -> None:
-    world = ClusterState()
-    async with opened_topic(world, close=False) as it:
-        await it.publish(*["a b"] * 300, batches=True)
-        _, session = await it.subscribe()
-        await wait_until(lambda: len(session.entries) == 300)
-        positions = session.positions
-    async with opened_topic(world) as it:  # the next owner has delivered no entry yet
-        handle, session = await it.subscribe(permits=0)
-        words = (-1,) * UNKNOWN_WORDS_MAX
-        with pytest.raises(InvalidAck, match="not delivered yet have 262144 words"):
+        cursor = it.topic.subscriptions["s"].cursor
+        with pytest.raises(InvalidAck, match="the limit is 33,554,432"):
             handle.acknowledge([], [(at, words) for at in positions])
-        assert not it.topic.subscriptions["s"].cursor.has_partial
-        accepted = UNKNOWN_WORDS_TOTAL_MAX // UNKNOWN_WORDS_MAX
-        handle.acknowledge([], [(at, words) for at in positions[:accepted]])
+        assert not cursor.has_partial
+        handle.acknowledge([], [(at, words) for at in positions[:count]])
+        handle.flow(10_000)
+        await wait_until(lambda: len(session.entries) == count + 1)
+        assert set(session.ack_sets) == {(), (0b11,)}
+        assert cursor.partial_bytes == partial_bytes(count, 2 * count)
 
 
 async def test_second_exclusive_consumer_replaces_only_a_dead_one() -> None:

@@ -227,9 +227,9 @@ async def measured(served: Callable[[ServedTopic], list[ServedTopic]]) -> AsyncI
 
 
 @pytest.mark.usefixtures("no_collection")
-async def test_ten_thousand_topics_are_read_in_steps_of_less_than_10_ms() -> None:
+async def test_ten_thousand_topics_are_read_in_steps_of_less_than_50_ms() -> None:
     async with measured(lambda topic: [topic] * 10_000) as it:
-        assert max(it.steps) < 0.010
+        assert max(it.steps) < 0.050
         assert len(it.steps) < 1_000, "slices of a few topics"
         cluster = {"cluster": "c"}
         assert it.registry.get_sample_value("pulsar_broker_topics_count", cluster) == 10_000
@@ -237,7 +237,7 @@ async def test_ten_thousand_topics_are_read_in_steps_of_less_than_10_ms() -> Non
 
 
 @pytest.mark.usefixtures("no_collection")
-async def test_a_topic_of_ten_thousand_subscriptions_is_read_in_steps_of_less_than_10_ms() -> None:
+async def test_a_topic_of_ten_thousand_subscriptions_is_read_in_steps_of_less_than_50_ms() -> None:
     def with_subscriptions(topic: ServedTopic) -> list[ServedTopic]:
         assert isinstance(topic, PersistentTopic)
         real, one = topic._subscriptions, topic.subscriptions["s"]
@@ -249,6 +249,6 @@ async def test_a_topic_of_ten_thousand_subscriptions_is_read_in_steps_of_less_th
     async with measured(with_subscriptions) as it:
         for topic, real in kept:
             topic._subscriptions = real
-        assert max(it.steps) < 0.010
+        assert max(it.steps) < 0.050
         cluster = {"cluster": "c"}
         assert it.registry.get_sample_value("pulsar_broker_subscriptions_count", cluster) == 10_000

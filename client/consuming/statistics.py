@@ -23,11 +23,12 @@ class ConsumerStatistics:
     dead_lettered: int = 0
     """Messages that the consumer published on the dead-letter topic."""
     corrupt: int = 0
-    """Entries that could not be decoded."""
+    """Entries that could not be decoded. All chunks of a message count as one."""
     undecryptable: int = 0
     """Entries that could not be decrypted."""
     chunked_given_up: int = 0
-    """Chunked messages that did not become complete."""
+    """How often the consumer gave up an incomplete chunked message. If the consumer requests the
+    chunks of a message again, that message may become complete later."""
     messages_per_second: float = field(default=0.0, compare=False)
     """The average rate of `messages_received` between the last two computations. A call of
     `get_stats` computes the rates if the last computation was at least a second ago."""

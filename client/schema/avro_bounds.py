@@ -40,9 +40,9 @@ EMPTY_FREE: Final = 10_000
 EMPTY_PER_BYTE: Final = 4
 EMPTY_PER_BYTE_MAX: Final = 64
 """The maximum number of values without bytes is EMPTY_FREE plus a number for each byte of the
-payload. This number is EMPTY_PER_BYTE plus the number of the schema's fields without bytes, but at
-most EMPTY_PER_BYTE_MAX. Valid payloads can exceed the maximum if they hold arrays of nulls, or if
-the schema has more than 60 fields without bytes."""
+payload. This number is EMPTY_PER_BYTE plus the schema's `_Types.empty_fields`, but at most
+EMPTY_PER_BYTE_MAX. Valid payloads can exceed the maximum if they hold arrays of nulls, or if the
+schema's `empty_fields` is above 60."""
 
 
 BLIND_MAX: Final = 10_000

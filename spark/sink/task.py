@@ -1,11 +1,11 @@
 """Publishes the rows of one task: a thin shell around Encoder and Cutter.
 
 All entries go through one asyncio client. At most `pendingBytes` bytes of rows are in open entries
-or wait for a receipt. The task ends when every row has a receipt, or with the first error. After an
-error the task shuts the client down at once, and the client sends nothing more. The broker stores
-nothing after an entry that it refused (`stops_at_refusal`). So a topic always holds the first
-entries of a task, without a gap. A repeated task gets the last stored sequence id from the broker,
-and continues after it.
+or wait for a receipt. A larger entry is sent when no other one waits for a receipt. The task ends
+when every row has a receipt, or with the first error. After an error the task shuts the client down
+at once, and the client sends nothing more. The broker stores nothing after an entry that it refused
+(`stops_at_refusal`). So a topic always holds the first entries of a task, without a gap. A repeated
+task gets the last stored sequence id from the broker, and continues after it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ class Written(WriterCommitMessage):
         self.rows = rows
         self.skipped = skipped  # the number of these rows that an earlier attempt had stored
         self.writer = writer  # id of the query or of the job
-        self.digests = digests  # the digest of the rows of each topic; empty: at least once
+        # The digest of the rows of each topic; empty: at least once, or no rows.
+        self.digests = digests
 
 
 class BatchWriter(DataSourceArrowWriter):

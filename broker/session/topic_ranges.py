@@ -5,10 +5,9 @@ answers for the topics that it owns. `FindTopics` reads metadata only, so every 
 plan opens a topic only if the topic's last ledger must be recovered (log/closed.py), or if the
 request asks for the copies of the topic's ledgers.
 
-A hold is a durable subscription that only `HoldTopics` moves, by cumulative acknowledgements. The
-newest query that uses a subscription fences the older ones. The owner knows the newest query in
-memory only. After a takeover, the first query that asks counts as the newest until a newer one
-asks.
+A hold is a durable subscription that `HoldTopics` moves, by cumulative acknowledgements. The newest
+query that uses a subscription fences the older ones. The owner knows the newest query in memory
+only. After a takeover, the first query that asks counts as the newest until a newer one asks.
 """
 
 from __future__ import annotations
@@ -167,6 +166,7 @@ class TopicRanges:
         start = _position(place.place)
         await topic.ensure_subscription(asked.subscription, start)
         subscription = topic.subscriptions[asked.subscription]
+        subscription.note_use()
         through = _before(topic.log.chain, topic.log.chain.ceiling(start))
         if through > subscription.cursor.mark_delete:
             await subscription.skip_through(through)

@@ -131,7 +131,6 @@ class Subscription:
         "_joined",
         "_key_shared",
         "_leaving",
-        "_left_s",
         "_limits",
         "_log",
         "_loop",
@@ -148,6 +147,7 @@ class Subscription:
         "_topic",
         "_type",
         "_unwatch",
+        "_used_s",
         "consumers",
         "cursor",
         "delays",
@@ -235,7 +235,8 @@ class Subscription:
         self._activity = Activity()  # the activity of the consumers that have left
         self._mark = cursor.mark_delete
         self._mark_moved_ms = 0  # 0: the mark has not moved on this broker
-        self._left_s = now  # the time when the last consumer left, or the topic was opened
+        # The time when the last consumer left, the topic was opened, or `note_use` was called.
+        self._used_s = now
         self._unwatch = topic_log.watch(self.advance, read_position=self._tail)
 
     @property
@@ -312,7 +313,7 @@ class Subscription:
         self._activity = self._activity.latest(handle.activity)
         if (drained := self._leaving.pop(handle, None)) is not None:
             drained.set()
-        self._left_s = self._loop.time()
+        self._used_s = self._loop.time()
         if self._dispatcher is not None:
             now = self._loop.time()
             self._carry_out(self._dispatcher.remove_consumer(handle.machine, now), now)
@@ -707,8 +708,13 @@ class Subscription:
 
     @property
     def idle_s(self) -> float:
-        """The time in seconds without a consumer on this broker. 0: a consumer is connected."""
-        return 0.0 if self.consumers else self._loop.time() - self._left_s
+        """The time in seconds without a consumer and without `note_use` on this broker. 0: a
+        consumer is connected."""
+        return 0.0 if self.consumers else self._loop.time() - self._used_s
+
+    def note_use(self) -> None:
+        """A client uses the subscription without a consumer: a streaming query that holds it."""
+        self._used_s = self._loop.time()
 
     @property
     def unacked(self) -> int:

@@ -79,3 +79,20 @@ async def test_a_query_with_a_clock_far_ahead_does_not_fence_later_queries_perma
         assert await hold("ahead", (1 << 63) - 1) == ""
         assert (await hold("now", now_ms)).startswith("QueryFenced")
         assert await hold("later", now_ms + 61_000) == ""
+
+
+async def test_a_hold_is_a_use_of_its_subscription_also_if_it_moves_nothing() -> None:
+    async with running_broker(ClusterState()) as it, Client(it.grpc_url) as client:
+        producer = await client.create_producer(TOPIC)
+        await producer.send(b"1")
+        ranges, loop = TopicRanges(), asyncio.get_running_loop()
+        request = pb.HoldTopicsRequest(subscription="s", query="q", query_start_ms=1)
+        request.topics.add(topic=TOPIC, place=pb.EntryPlace())
+        used_at = []
+        for _ in range(2):
+            (held,) = (await ranges.hold(it.broker, request)).topics
+            assert held.error == ""
+            topic = await it.broker.stored_topic(TopicName.parse(TOPIC), create=False)
+            used_at.append(loop.time() - topic.subscriptions["s"].idle_s)
+            await asyncio.sleep(0.1)
+        assert used_at[1] - used_at[0] >= 0.1

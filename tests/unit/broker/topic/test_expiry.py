@@ -177,23 +177,25 @@ async def test_an_expired_message_is_not_delivered_and_the_consumer_gets_the_nex
         assert found(it).unacked == 1
 
 
-async def test_an_unused_subscription_expires_but_not_one_with_a_consumer() -> None:
+async def test_an_unused_subscription_expires_but_not_one_with_a_consumer_or_a_query() -> None:
     policies = keeping(subscription_expiration_time_minutes=10)
     async with opened_topic(ClusterState(), policies=policies) as it:
-        unused, _ = await it.subscribe("unused")
         await it.subscribe("used")
-        await unused.close()
+        for name in ("unused", "held"):
+            handle, _ = await it.subscribe(name)
+            await handle.close()
         await asyncio.sleep(9 * 60)
+        it.topic.subscriptions["held"].note_use()
         await expire_subscriptions(it.topic)
-        assert sorted(it.topic.subscriptions) == ["unused", "used"]
+        assert sorted(it.topic.subscriptions) == ["held", "unused", "used"]
         await asyncio.sleep(2 * 60)
         policies.is_fresh = False
         await expire_subscriptions(it.topic)
-        assert sorted(it.topic.subscriptions) == ["unused", "used"]
+        assert sorted(it.topic.subscriptions) == ["held", "unused", "used"]
         policies.is_fresh = True
         await expire_subscriptions(it.topic)
-        assert sorted(it.topic.subscriptions) == ["used"]
-        assert it.topic.cursors.names == ("used",)
+        assert sorted(it.topic.subscriptions) == ["held", "used"]
+        assert sorted(it.topic.cursors.names) == ["held", "used"]
 
 
 async def test_a_subscription_that_is_moved_does_not_stop_the_expiry_of_others() -> None:

@@ -7,10 +7,10 @@ takes recently read entries from memory (read_cache.py). For a read that fences,
 the fence first, and answers after the fence is durable.
 
 Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). The bookie
-says "no such entry" only when its store lacks the entry. This is safe because a bookie serves only
-a store that opened undamaged and without gaps (storage/directory.py). After an error, with a full
-queue, and while the bookie stops, the answer is unknown. It is also unknown for an entry that a
-former incarnation has lost (damaged_store.py).
+says "no such entry" only when its present store lacks the entry. This is safe because that store
+opened undamaged and without gaps (storage/directory.py). After an error, with a full queue, and
+while the bookie stops, the answer is unknown. It is also unknown for an entry that a former
+incarnation has lost (damaged_store.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 def has_more_fields(data: bytes | memoryview, kind: Descriptor, limit: int) -> bool:
     """Return whether `data`, a message of this kind, has more than `limit` fields, including the
-    fields of nested messages. Malformed bytes do not count: the parser refuses them."""
+    fields of nested messages. Of malformed data, the number has no meaning: such data is refused in
+    any case, here or by the parser."""
     return _count(data, 0, len(data), kind, limit) > limit
 
 

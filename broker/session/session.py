@@ -283,8 +283,8 @@ class Session:
 
     def on_paused(self, now: float) -> None:
         """Treat the client as heard at `now`. The shell calls this method while it does not read
-        the client's commands. If its outbox is too full, only a frame that the client takes counts
-        as a sign of life."""
+        the client's commands. If it does not read them because too many bytes wait for the client,
+        it calls this method only after the client has taken a frame."""
         self.heard_at, self.pinged = now, False
 
     # ---- what the shell has done -----------------------------------------------------------------

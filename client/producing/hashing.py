@@ -19,7 +19,7 @@ _POSITIVE: Final = 0x7FFFFFFF
 
 
 def java_string_hash(key: str) -> int:
-    """Return `String.hashCode` of Java without its sign: the default of Pulsar's Java client."""
+    """Return `String.hashCode` of Java with the sign bit cleared, as Pulsar's Java client does."""
     units = key.encode("utf-16-le", "surrogatepass")
     value = 0
     for (unit,) in struct.iter_unpack("<H", units):
@@ -28,7 +28,7 @@ def java_string_hash(key: str) -> int:
 
 
 def murmur3_32_hash(key: str) -> int:
-    """Return MurmurHash3 (32 bits, seed 0) of the key in UTF-8 without its sign."""
+    """Return MurmurHash3 (32 bits, seed 0) of the key in UTF-8, with the sign bit cleared."""
     data = key.encode("utf-8", "surrogatepass")
     value = 0
     whole = len(data) & ~3

@@ -70,8 +70,9 @@ COMMAND_UNIT_BYTES: Final = 1 << 10
 because the broker parses all its bytes."""
 
 UNIT_CONSUMERS: Final = 25
-"""The consumers of a subscription for which a FLOW, an ACK or an offer of room counts as one more
-command of SLICE_COMMANDS: a Shared or Key_Shared dispatcher looks at each of them, in 0.2 us."""
+"""A FLOW, an ACK or an offer of room counts as one more command of SLICE_COMMANDS for every
+UNIT_CONSUMERS consumers of its subscription: a Shared or Key_Shared dispatcher looks at each of
+them, in 0.2 us."""
 
 NEGATIVE_ACK_UNIT_IDS: Final = 100
 """A negative acknowledgement counts as one more command of SLICE_COMMANDS for every 100 of its ids,

@@ -191,6 +191,7 @@ class Log:
         "on_failed",
         "on_head_dropped",
         "on_ledger_closed",
+        "on_terminated",
         "owned_record",
         "protect",
         "quorum",
@@ -219,6 +220,7 @@ class Log:
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
         self.on_ledger_closed: Callable[[], None] = _ignore  # called after each close
         self.on_head_dropped: Callable[[], None] = _ignore
+        self.on_terminated: Callable[[], None] = _ignore  # the termination is durable
         # Returns the position through which `trim` may drop ledgers now; None: `trim` drops none.
         self.trimmable: Callable[[], Position | None] = lambda: None
         self.losses = Losses()
@@ -709,6 +711,7 @@ class Log:
         end = EntryPlace(*self.chain.confirmed)
         await self._rolling.record(lambda record: replace(record, terminated=end))
         log.info("topic terminated", topic=str(self.name), last=str(self.chain.confirmed))
+        self.on_terminated()
 
     async def _wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until a step of `_settle` makes `condition` true. Raises the error that ended the

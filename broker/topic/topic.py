@@ -33,6 +33,7 @@ from magnetar.broker.dispatch.permits import UNLIMITED, Limits
 from magnetar.broker.errors import (
     BrokerError,
     LogClosed,
+    LogError,
     NotAllowed,
     PoliciesUnavailable,
     SubscriptionNotFound,
@@ -311,6 +312,7 @@ class PersistentTopic:
         self._closed = Event()
         self.trimmer = Trimmer(log, cursors, policies, clock)
         log.on_head_dropped = self._on_head_dropped
+        log.on_terminated = self._on_terminated
         self._idle_since: float | None = now
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
@@ -705,11 +707,17 @@ class PersistentTopic:
                 handle.stop_taking()  # their clients send all later publishes again
             try:
                 await self.log.terminate()
-            finally:
+            except LogError:
                 self.admission.disconnect_all(CloseReason.TERMINATED)
-            self._disconnector.start(self.all_subscriptions, Subscription.tell_end)
+                raise
         assert self.log.terminated is not None
         return self.log.terminated
+
+    def _on_terminated(self) -> None:
+        """Disconnect the producers and tell the consumers, also if the caller of `terminate` was
+        cancelled. The producers have their receipts."""
+        self.admission.disconnect_all(CloseReason.TERMINATED)
+        self._disconnector.start(self.all_subscriptions, Subscription.tell_end)
 
     def _on_head_dropped(self) -> None:
         self.deduplication.snapshot()  # a recovery cannot read the dropped entries' sequence ids

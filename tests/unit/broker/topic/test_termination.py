@@ -104,6 +104,26 @@ async def test_consumers_learn_of_the_end_once_all_is_acknowledged(kind: Subscri
         assert session.ends == 0
 
 
+async def test_consumers_learn_of_the_end_also_if_the_request_was_cancelled() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        consumer, session = await it.subscribe()
+        consumer.acknowledge(await it.publish("a"))
+        world.ledgers.hold()
+        async with asyncio.TaskGroup() as group:
+            publishing = group.create_task(it.publish("b"))
+            await settle()
+            ending = group.create_task(it.topic.terminate())
+            await settle()
+            ending.cancel()
+            await settle()
+            assert it.topic.log.terminated is None
+            world.ledgers.release()
+        await wait_until(lambda: len(session.entries) == 2)
+        consumer.acknowledge(publishing.result())
+        await wait_until(lambda: session.ends == 1)
+
+
 async def test_a_reader_with_the_name_of_a_durable_subscription_learns_of_the_end() -> None:
     async with opened_topic(ClusterState(), policies=keeping()) as it:
         await it.topic.ensure_subscription("s", EARLIEST)

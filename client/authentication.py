@@ -178,7 +178,7 @@ class _Token:
         try:
             token = self._supply() if self._blocking is None else await self._blocking.call()
         except Exception as error:  # the repr of a UnicodeDecodeError would show the token
-            reason = f"the function that returns the token failed: {type(error).__name__}: {error}"
+            reason = f"the client could not get the token: {type(error).__name__}: {error}"
             raise ErrorGettingAuthenticationData(reason) from error
         if type(token) is not str:
             reason = f"the function returned {type(token).__name__} instead of str"
@@ -246,8 +246,15 @@ def _token(params: str) -> Credentials:
         path = Path(unquote(rest.removeprefix("//")))
         return _Token(lambda: _read_token(path))
     if kind == "env":
-        return _Token(lambda: os.environ[rest])
+        return _Token(lambda: _token_of_variable(rest))
     return _Token(lambda: params, blocks=False)
+
+
+def _token_of_variable(name: str) -> str:
+    token = os.environ.get(name)
+    if token is None:
+        raise LookupError(f"the environment variable {name} is not set")
+    return token
 
 
 def _read_token(path: Path) -> str:

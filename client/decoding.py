@@ -114,7 +114,10 @@ class Decoder:
             found = self._found(message)
         if found is None:
             number = _number(version)
-            raise InvalidMessage(f"schema version {number} was not fetched; receive again")
+            raise InvalidMessage(
+                f"schema version {number} is not known any more; acknowledge the message "
+                "negatively, and decode it when it is delivered again"
+            )
         if isinstance(found, PulsarException):
             raise without_frames(found)
         message.delivery.decode = found

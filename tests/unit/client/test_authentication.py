@@ -107,6 +107,12 @@ async def test_a_function_that_fails_is_reported() -> None:
         await magnetar.AuthenticationToken(fail).auth.data()
 
 
+async def test_a_variable_that_is_not_set_is_named() -> None:
+    token = magnetar.Authentication("token", "env:NOT_SET").auth
+    with pytest.raises(ErrorGettingAuthenticationData, match="variable NOT_SET is not set"):
+        await token.data()
+
+
 def test_secrets_are_not_printed() -> None:
     for authentication in (
         magnetar.AuthenticationToken("secret"),

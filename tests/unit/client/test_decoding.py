@@ -257,7 +257,7 @@ async def test_a_temporary_failure_is_asked_again() -> None:
     late = message(Old(a="x"), 0)
     with pytest.raises(ConnectError):
         await decoder.prepare(late)
-    with pytest.raises(InvalidMessage, match="was not fetched"):
+    with pytest.raises(InvalidMessage, match="is not known any more"):
         decoder.decode(late)
     await decoder.prepare(late)
     assert decoder.decode(late).a == "x"

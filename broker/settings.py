@@ -110,7 +110,7 @@ class BrokerSettings(PolicySettings):
         default=30,
         ge=0,
         description="age before which a topic does not replace a ledger that has too few copies, "
-        "or a bookie that gets no new ledgers (`bookies drain`)",
+        "or one with a bookie that gets no new ledgers (`bookies drain`)",
     )
     open_ledger_check_interval_in_seconds: float = Field(
         default=10,

@@ -142,7 +142,8 @@ class CursorJournal:
             retry_s_max=topic_log.config.retry_s_max,
             quorum=topic_log.quorum,
         )
-        self.on_ledger_left: Callable[[], None] = _ignore  # a cursor no longer needs a ledger
+        # Called when a cursor may no longer need one of the topic's own ledgers.
+        self.on_ledger_left: Callable[[], None] = _ignore
         self.newest_number = 0  # the highest number that was replayed or given
         self._live: dict[int, Journaled] = {}
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write

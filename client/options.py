@@ -432,7 +432,8 @@ class ProducerOptions:
     - `initial_sequence_id`: the first message gets this number plus 1 as its sequence id. None: the
       last sequence id that the broker has stored for `producer_name`, or -1 if there is none.
     - `send_timeout_millis`: the time limit from the encoding of a message's entry to its receipt.
-      0: no limit.
+      For a message that is sent before the producer has attached to its partition, the time begins
+      with the send. 0: no limit.
     - `compression_type`: the compression of messages and batches.
     - `max_pending_messages`: the maximum number of messages without a receipt. With partitions, the
       limit is this number times the number of partitions. 0: no limit.

@@ -66,7 +66,8 @@ class AutoConsumeSchema(Schema):
 
     The value of an Avro record, a JSON object or a PROTOBUF_NATIVE message is a GenericRecord. The
     value of a key-value message is a KeyValue. The value of a primitive type has the corresponding
-    Python type. The value of a message without a schema is bytes.
+    Python type; DATE and TIME are datetimes, like TIMESTAMP. The value of a message without a
+    schema is bytes.
     """
 
     def __init__(self) -> None:

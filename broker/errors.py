@@ -447,7 +447,8 @@ class ProducerBusy(BrokerError):
 
 
 class ProducerFenced(BrokerError):
-    """The producer asked for exclusive access, and other producers are or were connected."""
+    """Another producer has taken exclusive access and ended this producer; or this producer asked
+    for exclusive access, and another producer is connected or has had it since."""
 
     def __init__(self, topic: str, producer: str, why: str) -> None:
         super().__init__(f"producer {producer!r} is fenced on {topic}: {why}")
@@ -535,7 +536,8 @@ class NotAuthorized(BrokerError):
 
 
 class SubscriptionFenced(BrokerError):
-    """The broker is moving or deleting the subscription: try again in a moment."""
+    """A seek or a deletion of the subscription is in progress, or its topic is being closed: try
+    again in a moment."""
 
     def __init__(self, subscription: str, why: str) -> None:
         super().__init__(f"subscription {subscription!r} {why}; try again")

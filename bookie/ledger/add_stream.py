@@ -52,8 +52,8 @@ adds in flight looks for a spare bookie."""
 
 HOLD_BYTES: Final = 16 << 10
 """While fewer bytes of adds than this are pending, the outbox holds them until the bookie answers
-the previous frame. The bookie syncs that frame first in any case. At 1,000 single messages of 1 KB
-per second this halves the number of frames, syncs and acks."""
+the previous frame, and at most for HOLD_S_MAX. The bookie syncs that frame first in any case. At
+1,000 single messages of 1 KB per second this halves the number of frames, syncs and acks."""
 
 GONE_PAUSE_S: Final = 60.0
 """The pause between attempts while another incarnation answers at the address. The wanted

@@ -79,10 +79,20 @@ class Tls:
         if key is not None:
             _refuse_encrypted_key(key)
         return grpc.ssl_channel_credentials(
-            root_certificates=_read("tls_trust_certs_file_path", self.trust_certs or None),
+            root_certificates=self._authorities(),
             private_key=_read("tls_private_key_file_path", key),
             certificate_chain=_read("tls_certificate_file_path", certificate),
         )
+
+    def _authorities(self) -> bytes | None:
+        """Return the trusted certificates as PEM. None: gRPC trusts those of its own package.
+
+        gRPC does not read the system's certificates, among which a company may have its own
+        authority. So this method reads OpenSSL's file of them. A system without this file is rare.
+        """
+        if self.trust_certs:
+            return _read("tls_trust_certs_file_path", self.trust_certs)
+        return _read("SSL_CERT_FILE", ssl.get_default_verify_paths().cafile)
 
 
 def _refuse_encrypted_key(path: str) -> None:

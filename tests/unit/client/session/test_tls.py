@@ -147,6 +147,17 @@ async def test_grpc_over_tls_presents_the_client_certificate() -> None:
         assert await server_version(url, **TRUSTED) != "admin"
 
 
+async def test_without_a_file_the_authorities_of_the_system_are_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with grpc_server() as grpc_port, pulsar_server() as pulsar_port:
+        urls = f"grpcs://localhost:{grpc_port}", f"pulsar+ssl://localhost:{pulsar_port}"
+        for url in urls:
+            assert await server_version(url) not in ("admin", "no certificate")
+        monkeypatch.setenv("SSL_CERT_FILE", str(FILES / "ca.pem"))  # OpenSSL's own variable
+        assert [await server_version(url) for url in urls] == ["admin", "no certificate"]
+
+
 @pytest.mark.parametrize("scheme", ["grpcs", "pulsar+ssl"])
 @pytest.mark.parametrize(
     ("option", "value"),

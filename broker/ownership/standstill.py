@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.25
 
 STILL_S: Final = 1.0
-"""A standstill this long makes the broker verify its ownership. Other brokers replace it 2.0 s
+"""A tick that is late by more than this makes the broker verify its ownership. So the broker
+notices each standstill of more than STILL_S + TICK_S. By default, other brokers replace it 2.0 s
 (SILENCE_S) after its last beat, and that beat may be 0.5 s old (BEAT_S) when the standstill begins.
-So STILL_S must be less than 1.5 s."""
+So STILL_S + TICK_S must be less than 1.5 s."""
 
 VERIFY_S: Final = 5.0
 RETRY_S: Final = 0.1

@@ -270,7 +270,8 @@ class WantedPartitions(BaseModel):
 
 
 class PartitionedStats(TopicStats):
-    """The merged statistics of all partitions of a topic. Counters, rates and sizes are sums."""
+    """The merged statistics of all partitions of a topic. Counters, rates and sizes are sums;
+    `averageMsgSize` is the average."""
 
     metadata: PartitionedMetadata
     partitions: dict[str, TopicStats] = Field(

@@ -427,7 +427,8 @@ class Subscriber:
         """
         start = self._start
         _, done = await self.last_message_id()
-        # `_start` has changed: the user took a message, and the reader was detached since then.
+        # The answer is too late if the user took a message meanwhile, or if `_start` was replaced
+        # by a detachment, which resets `last_taken`, or by a move to another cluster.
         if self._queue.last_taken is None and self._start is start:
             self._start = Start(MessageId(-1, *_key_of(done)), inclusive=False)
 

@@ -16,7 +16,7 @@ the path therefore cannot miss a change.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -108,6 +108,7 @@ class ZooKeeperStore:
         self._open: set[asyncio.Future[Any]] = set()  # answers that have not come yet
         self._watches = Watches()
         self._arms: dict[str, _Arm] = {}
+        self._due: dict[_Arm, None] = {}  # to be armed in the next steps of the loop, in order
         try:
             self._client = KazooClient(
                 hosts=hosts,
@@ -253,6 +254,7 @@ class ZooKeeperStore:
         self._watches.fire_session(SessionState.CLOSED)
         self._watches.clear()
         self._arms.clear()
+        self._due.clear()
         stopped = self._in_thread(self._stop)
         if self._session:  # without a session there is nothing to wait for
             await asyncio.wait({stopped}, timeout=_CLOSE_S)
@@ -401,21 +403,32 @@ class ZooKeeperStore:
         log.info("metadata session state", state=str(self._state), session=f"{self._session:#x}")
         self._watches.fire_session(self._state)
         if self._state is SessionState.CONNECTED:
-            self._arm_some(iter(list(self._arms.values())))
+            self._arm_soon(self._arms.values())
 
     def _on_event(self, path: str) -> None:
         arm = self._arms.get(path)
         if arm is not None:  # None: the path is no longer watched
-            arm.maybe_arm()
+            self._arm_soon([arm])
 
-    def _arm_some(self, arms: Iterator["_Arm"]) -> None:
-        """Arm the watches of _ARMS_PER_STEP paths now, and of the others in later steps of the
-        loop."""
-        some = list(islice(arms, _ARMS_PER_STEP))
+    def _arm_soon(self, arms: Iterable["_Arm"]) -> None:
+        """Arm these watches in the next steps of the loop, _ARMS_PER_STEP in each. Many watches are
+        due at once after a reconnect, and when many events or failures arrive together."""
+        is_idle = not self._due
+        self._due.update(dict.fromkeys(arms))
+        if is_idle and self._due:
+            self._loop.call_soon(self._arm_some)
+
+    def _arm_some(self) -> None:
+        if self._state is not SessionState.CONNECTED:
+            self._due.clear()  # `_on_state` arms all watches when there is a connection
+            return
+        some = list(islice(self._due, _ARMS_PER_STEP))
+        for arm in some:
+            del self._due[arm]
+        if self._due:
+            self._loop.call_soon(self._arm_some)
         for arm in some:
             arm.maybe_arm()
-        if some and self._state is SessionState.CONNECTED:
-            self._loop.call_soon(self._arm_some, arms)
 
     # ---- threads of our own, for kazoo's calls that block ----
 
@@ -500,7 +513,7 @@ class _Arm:
         if store._arms.get(self._path) is not self:
             return
         if store._state is not SessionState.CONNECTED:
-            return  # `_on_state` calls this again when there is a connection
+            return  # `_on_state` arms all watches when there is a connection
         if self._pending:
             self._again = True
             return
@@ -521,9 +534,9 @@ class _Arm:
             return
         is_armed = not self._failed and self._store._arms.get(self._path) is self
         if self._failed and self._store._state is SessionState.CONNECTED:
-            self._store._loop.call_later(_AGAIN_S, self.maybe_arm)
+            self._store._loop.call_later(_AGAIN_S, self._store._arm_soon, [self])
         if self._again:
-            self.maybe_arm()
+            self._store._arm_soon([self])
         if is_armed:
             self._store._watches.fire([self._path])  # last: a callback with a bug may raise
 

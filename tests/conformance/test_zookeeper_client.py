@@ -126,7 +126,7 @@ async def test_many_watches_are_armed_again_in_several_steps_of_the_loop(
         await wait_until(lambda: store.session_state is not SessionState.CONNECTED)
         await wait_until(lambda: len(called) == 1_000)
         ticking.cancel()
-        assert sum(sent.values()) == 2_000
+        assert sum(sent.values()) >= 2_000  # more if the new connection is lost, too
         assert max(sent.values()) <= 200
         await store.close()
 

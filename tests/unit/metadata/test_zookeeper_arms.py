@@ -34,6 +34,10 @@ class Server:
         self.requests.append(self._loop.create_future())
         return self.requests[-1]
 
+    def _arm_soon(self, arms: list[_Arm]) -> None:
+        for arm in arms:
+            arm.maybe_arm()
+
     async def answer(self) -> None:
         for request in self.requests:
             if not request.done():

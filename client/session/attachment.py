@@ -75,8 +75,8 @@ class Attachment:
         self._timeout_s = timeout_s
         self._silence_s = silence_s
         self._lost: asyncio.Future[PulsarException]  # set when the current attachment is lost
-        # The broker that the last broker named as the next one, after the value of `Lookup.cluster`
-        # at that time. None: look the owner up.
+        # The value of `Lookup.cluster` when the last broker named the next one, and the URL of this
+        # next broker. None: look the owner up.
         self._next_broker: tuple[int, str] | None = None
         self._through: str | None = None  # the last lookup's proxy; None: no proxy
         loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class Attachment:
             warning.cancel()
 
     def _warn(self) -> None:
-        """Log a warning that names the brokers if no broker has answered the first attachment."""
+        """Log one warning with the brokers if the first attachment is not made or queued yet."""
         if not self._first.done() and not self._patient:
             self._lookup.warn_unreachable(self.trouble, self._timeout_s)
 

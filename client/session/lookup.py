@@ -10,6 +10,7 @@ from magnetar.client.errors import (
     ConnectError,
     LookupError,  # noqa: A004 - Apache's name
     PulsarException,
+    Timeout,
     from_server_error,
     is_retriable,
 )
@@ -97,14 +98,18 @@ class Lookup:
         self._warned = False
 
     def warn_unreachable(self, trouble: PulsarException | None, give_up_s: float) -> None:
-        """Log that no broker has answered yet. Later calls log nothing until a broker answers.
+        """Log that no broker has answered yet, or that a broker refuses for the moment. Later calls
+        log nothing until a broker answers.
 
         `trouble`: the last error. None: no error yet.
         """
         if not self._warned:
             self._warned = True
+            is_silent = trouble is None or isinstance(trouble, ConnectError | Timeout)
             log.warning(
-                "no broker has answered yet; the client keeps trying",
+                "no broker has answered yet; the client keeps trying"
+                if is_silent
+                else "the broker cannot serve the topic yet; the client keeps trying",
                 brokers=",".join(self._brokers),
                 last=str(trouble or "no answer"),
                 gives_up_after_s=give_up_s,

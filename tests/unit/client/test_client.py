@@ -445,6 +445,18 @@ async def _find_no_server(
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
+async def test_a_client_whose_broker_refuses_for_the_moment_logs_its_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusal = pb.CommandError(error=pb.ServiceNotReady, message="the topic is being opened")
+    async with client_among(A, service_url=A) as (client, cluster):
+        cluster.brokers[A].script(pb.CommandProducer, *[refusal] * 8)
+        await client.create_producer("t")
+        [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert "the broker cannot serve the topic yet" in warning.getMessage()
+        assert "the topic is being opened" in warning.getMessage()
+
+
 async def test_a_client_with_a_server_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     async with client_among() as (client, _):
         await client.create_producer("t")

@@ -132,7 +132,8 @@ class Upkeep:
         gauge(
             registry,
             "magnetar_bookie_records_never_handed_out",
-            "Records whose ledger ids were never handed out, in the last round of the collector.",
+            "Records in this bookie's store of ledgers whose ids were never handed out, in the last"
+            " round of the collector.",
             lambda: collected.never_handed_out,
         )
         gauge(

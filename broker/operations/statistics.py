@@ -3,8 +3,9 @@ clients.
 
 pydantic holds the interpreter's lock during a call. One call for 10,000 clients takes 0.2 s, and
 stops the event loop even when it runs in a thread. So each client is checked and encoded by a call
-of its own, in a thread. So is each cursor. The decoding of JSON calls a function of Python for each
-client, so that other threads can run.
+of its own, in a thread. Each cursor is encoded in the same way; the event loop checks it, some in
+each turn (topics.py). The decoding of JSON calls a function of Python for each client, so that
+other threads can run.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def _private_key(reader: CryptoKeyReader, name: str, metadata: dict[str, str]) -
 def _pem(get: Callable[[str, dict[str, str]], bytes], name: str, metadata: dict[str, str]) -> bytes:
     """Return the PEM text from a method of a key reader, which may be the program's own class.
 
-    Raises CryptoError if the method fails or returns no bytes.
+    Raises CryptoError if the method fails or does not return bytes.
     """
     try:
         text = get(name, metadata)
@@ -209,7 +209,10 @@ def _pem(get: Callable[[str, dict[str, str]], bytes], name: str, metadata: dict[
     except Exception as error:
         raise CryptoError(f"the crypto_key_reader failed for key {name!r}: {error!r}") from error
     if not isinstance(text, bytes):
-        raise CryptoError(f"the crypto_key_reader returned no bytes for key {name!r}")
+        raise CryptoError(
+            f"the crypto_key_reader returned {type(text).__name__} instead of bytes for key"
+            f" {name!r}"
+        )
     return text
 
 
@@ -236,7 +239,11 @@ def _loaded_private(pem: bytes) -> RSAPrivateKey:
 
     try:
         key = load_pem_private_key(pem, password=None)
-    except (TypeError, ValueError, UnsupportedAlgorithm):  # TypeError: the key needs a password
+    except TypeError:
+        raise CryptoError(
+            "the private key has a password; give a PEM of a private key without a password"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
         raise CryptoError("the private key is not a PEM of a private key") from None
     if not isinstance(key, RSAPrivateKey):
         raise CryptoError(f"the private key is {_kind(key)}; {_EXPECTED}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
@@ -126,6 +127,26 @@ def test_a_key_reader_that_fails_is_reported() -> None:
         PayloadOpener(Broken()).open(entry(sealer()))
     with pytest.raises(CryptoError, match="no crypto_key_reader"):
         PayloadOpener(None).open(entry(sealer()))
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (PRIVATE.decode(), "returned str instead of bytes for key 'k'"),
+        (
+            KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x")),
+            "the private key has a password",
+        ),
+        (b"text", "is not a PEM of a private key"),
+    ],
+)
+def test_a_private_key_that_cannot_be_used_is_described(returned: Any, said: str) -> None:
+    class Returning(Reader):
+        def get_private_key(self, key_name: str, metadata: Mapping[str, str]) -> bytes:
+            return returned  # type: ignore[no-any-return]
+
+    with pytest.raises(CryptoError, match=said):
+        PayloadOpener(Returning()).open(entry(sealer()))
 
 
 def test_a_key_that_cannot_wrap_a_data_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

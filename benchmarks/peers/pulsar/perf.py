@@ -57,7 +57,8 @@ class Perf:
             "appender.console.layout.type = PatternLayout\n"
             "appender.console.layout.pattern = %msg%n\n"
         )
-        memory = ["-Xmx512m", "-XX:MaxDirectMemorySize=1g"]
+        # With 512 MB, a producer of 90 s ended with an OutOfMemoryError in its histogram.
+        memory = ["-Xmx1g", "-XX:MaxDirectMemorySize=1g"]
         program = [str(find_java()), *memory, *java_options(folder), "-cp", f"{JARS}/*"]
         program += ["org.apache.pulsar.testclient.PulsarPerfTestTool", "/dev/null", command]
         self._running = subprocess.Popen(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.pauses import pauses_of_cpus
 from benchmarks.peers.pulsar import loads, perf
 from benchmarks.processes import alone, cpu_s, together_mb
 
@@ -104,17 +106,25 @@ def _perf(target: Target, kind: str, *, batched: bool) -> Figures:
 def consumer_beside(target: Target) -> Figures:
     """Publish at full speed beside a Shared consumer. Return the time by which the consumer is
     behind, over the intervals of BESIDE_S. The first interval does not count, because both JVMs
-    compile their code in it."""
+    compile their code in it. Print the longest time of each interval, and the pauses of the CPUs,
+    which make any system late."""
     url, seconds = target.pulsar_url, perf.INTERVAL_S + BESIDE_S + PERF_SPARE_S
-    consumer = perf.consume(
-        target.folder / "consumer", url, "perf-beside", seconds=seconds + PERF_SPARE_S
-    )
-    producer = perf.produce(
-        target.folder / "producer", url, "perf-beside", seconds=seconds, batched=True
-    )
-    published, received = producer.result(seconds), consumer.result(seconds + PERF_SPARE_S)
+    with pauses_of_cpus() as pauses:
+        consumer = perf.consume(
+            target.folder / "consumer", url, "perf-beside", seconds=seconds + PERF_SPARE_S
+        )
+        producer = perf.produce(
+            target.folder / "producer", url, "perf-beside", seconds=seconds, batched=True
+        )
+        published, received = producer.result(seconds), consumer.result(seconds + PERF_SPARE_S)
     behind = received.received[1 : 1 + BESIDE_S // perf.INTERVAL_S]
     assert len(behind) == BESIDE_S // perf.INTERVAL_S, behind
+    print(
+        f"    behind by at most {[round(it.max) for it in behind]} ms in each {perf.INTERVAL_S} s;"
+        f" CPUs paused for {[round(it.seconds * 1e3) for it in pauses]} ms",
+        file=sys.stderr,
+        flush=True,
+    )
     return {
         "producer beside a Shared consumer, messages/s": published.per_s,
         "Shared consumer beside it, behind by p50 ms": statistics.median(it.p50 for it in behind),

@@ -1,5 +1,5 @@
-"""60,000 hashes of a Key_Shared subscription that drain together, with both clients: the memory of
-the broker, its statistics, and the delivery of other keys."""
+"""60,000 hashes of a Key_Shared subscription that drain together: the memory of the broker, its
+statistics, and the delivery of other keys. `make night` repeats this with Apache's client."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fakes.client_api import client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
@@ -34,6 +35,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.start()
     yield process
     process.end()
+
+
+@pytest.fixture(scope="module", params=["ours", pytest.param("apache", marks=pytest.mark.night)])
+def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
+    with client_api(server, request.param) as found:
+        yield found
 
 
 def keys_of_hashes(count: int) -> list[str]:

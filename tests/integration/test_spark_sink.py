@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -20,8 +20,11 @@ from magnetar.local_process import LocalProcess, standalone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from magnetar.spark.pipelines.incremental import Archived
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -322,6 +325,16 @@ def publish(client: magnetar.Client, topic: str, count: int, *, first: int = 0) 
     producer.close()
 
 
+def archive_new_messages(
+    spark: SparkSession, url: str, topics: list[str], path: Path, **options: Any
+) -> Archived:
+    """One run of an incremental archive."""
+    from magnetar.spark.pipelines.incremental import archive_new
+
+    connection = {"service.url": url}
+    return archive_new(spark, connection=connection, topics=topics, path=path, **options)
+
+
 def test_an_archive_is_replayed_and_compacted_and_counted(
     spark: SparkSession, url: str, client: magnetar.Client, topic: str, exact: str, tmp_path: Path
 ) -> None:
@@ -423,18 +436,9 @@ def test_messages_deleted_between_two_runs_fail_an_archive_unless_they_are_to_be
     spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    from magnetar.spark.pipelines.incremental import Archived, archive_new
-
-    def run(*, skip_lost: bool = False) -> Archived:
-        return archive_new(
-            spark,
-            connection={"service.url": url},
-            topics=[topic],
-            path=tmp_path / "archive",
-            subscription="archive",
-            skip_lost=skip_lost,
-        )
-
+    run = partial(
+        archive_new_messages, spark, url, [topic], tmp_path / "archive", subscription="archive"
+    )
     publish(client, topic, 10)
     assert run().new == 10
     publish(client, topic, 5)
@@ -454,17 +458,7 @@ def test_the_archive_of_a_topic_that_was_created_again_is_compared_with_the_new_
     spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    from magnetar.spark.pipelines.incremental import Archived, archive_new
-
-    def run(*, skip_lost: bool = False) -> Archived:
-        return archive_new(
-            spark,
-            connection={"service.url": url},
-            topics=[topic],
-            path=tmp_path / "archive",
-            skip_lost=skip_lost,
-        )
-
+    run = partial(archive_new_messages, spark, url, [topic], tmp_path / "archive")
     name = f"persistent://public/default/{topic}"
     publish(client, topic, 10)
     assert run().earlier == {}
@@ -535,14 +529,10 @@ def test_an_incremental_archive_holds_each_message_of_its_topics_once(
     spark: SparkSession, url: str, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
     from magnetar.spark.errors import TargetForeign
-    from magnetar.spark.pipelines.incremental import Archived, archive_new
 
     topics = [topic, f"{topic}-lost"]
     path = tmp_path / "archive"
-
-    def run() -> Archived:
-        return archive_new(spark, connection={"service.url": url}, topics=topics, path=path)
-
+    run = partial(archive_new_messages, spark, url, topics, path)
     for name in topics:
         client.subscribe(name, "s").close()
     for _ in range(2):  # topics without messages
@@ -573,28 +563,4 @@ def test_an_incremental_archive_holds_each_message_of_its_topics_once(
     assert found == [(102, 102, True), (50, 0, False)]
     (tmp_path / "file").touch()
     with pytest.raises(TargetForeign, match="not an incremental archive"):
-        archive_new(spark, connection={"service.url": url}, topics=topics, path=tmp_path)
-
-
-def test_the_example_of_the_guide_writes_each_row_once(
-    spark: SparkSession, url: str, tmp_path: Path
-) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "spark-sink.md").read_text()
-    program = guide.partition("```python\n")[2].partition("```")[0]
-    program = program.replace("grpc://localhost:6660", url)
-    exec(program.replace("./checkpoints", str(tmp_path)), {})
-    found = read(spark, url, "persistent://public/exact/delays")
-    assert [json.loads(row["value"]) for row in found] == [
-        {"CARRIER": "UA", "DELAY": 4},
-        {"CARRIER": "UA", "DELAY": 7},
-    ]
-
-
-def test_the_example_of_the_readme_shows_the_topic(
-    spark: SparkSession, url: str, client: magnetar.Client, capfd: pytest.CaptureFixture[str]
-) -> None:
-    client.create_producer("greetings").send(b"Hello, Magnetar", partition_key="hello")
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [program] = [text for text in readme.split("```python\n") if "SparkSession" in text]
-    exec(program.partition("```")[0].replace("grpc://localhost:6660", url), {})
-    assert "|Hello, Magnetar|" in capfd.readouterr().out
+        archive_new_messages(spark, url, topics, tmp_path)

@@ -14,6 +14,7 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+import httpx
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
 from fakes.namespaces import SPREAD, create_namespaces
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from magnetar.broker.session.access import Authenticator
+    from magnetar.local_process import LocalProcess
     from magnetar.protos.names import TopicName
 
 T = TypeVar("T")
 
 READY_S = 60.0
+KEPT = {
+    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_TIME_IN_MINUTES": "-1",
+    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_SIZE_IN_MB": "-1",
+}
 
 
 @dataclass
@@ -158,6 +164,17 @@ def standalone_process(directory: Path) -> Iterator[Service]:
         )
         process.terminate()
         assert process.wait() == 0, process.log.read_text()
+
+
+@contextmanager
+def standalone_with_deduplication(directory: Path) -> Iterator[LocalProcess]:
+    """`magnetar standalone`, which keeps all messages. In the namespace public/exact, deduplication
+    is on."""
+    with standalone(directory, KEPT) as process:
+        admin = f"http://127.0.0.1:{process.ports['http']}/admin/v2/namespaces/public/exact"
+        httpx.put(admin, timeout=READY_S).raise_for_status()
+        httpx.post(f"{admin}/deduplication", json=True, timeout=READY_S).raise_for_status()
+        yield process
 
 
 def _create_namespace(port: int, name: str) -> None:

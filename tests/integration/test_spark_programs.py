@@ -11,16 +11,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
+from fakes.services import standalone_with_deduplication
 
 import magnetar
-from magnetar.local_process import LocalProcess, standalone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+    from magnetar.local_process import LocalProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -30,11 +31,7 @@ AGGREGATION = ROOT / "examples" / "spark_aggregation.py"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProcess]:
-    """A standalone server. In the namespace public/exact, deduplication is on."""
-    with standalone(tmp_path_factory.mktemp("standalone")) as server:
-        admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/namespaces/public/exact"
-        httpx.put(admin, timeout=60).raise_for_status()
-        httpx.post(f"{admin}/deduplication", json=True, timeout=60).raise_for_status()
+    with standalone_with_deduplication(tmp_path_factory.mktemp("standalone")) as server:
         yield server
 
 
@@ -56,18 +53,16 @@ def _kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     spark.conf.set("spark.sql.shuffle.partitions", shuffles)
 
 
-def code_of(document: str, text: str) -> str:
-    """Return the program of a document that contains the text."""
-    [program] = [it for it in (ROOT / document).read_text().split("```python\n") if text in it]
-    return program.partition("```")[0]
+def first_program(document: str, text: str = "") -> str:
+    """Return the first Python program of a document that contains the text."""
+    _, *programs = (ROOT / document).read_text().split("```python\n")
+    return next(code for it in programs if text in (code := it.partition("```")[0]))
 
 
 def test_the_example_of_the_guide_writes_each_row_once(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
-    guide = (ROOT / "docs" / "spark-sink.md").read_text()
-    program = guide.partition("```python\n")[2].partition("```")[0]
-    program = program.replace("grpc://localhost:6660", url)
+    program = first_program("docs/spark-sink.md").replace("grpc://localhost:6660", url)
     exec(program.replace("./checkpoints", str(tmp_path)), {})
     reader = spark.read.format("magnetar").option("service.url", url)
     found = reader.option("topic", "persistent://public/exact/delays").load().orderBy("__index")
@@ -82,7 +77,7 @@ def test_the_example_of_the_readme_shows_the_topic(
 ) -> None:
     with magnetar.Client(url) as client:
         client.create_producer("greetings").send(b"Hello, Magnetar", partition_key="hello")
-    program = code_of("README.md", "SparkSession").replace("grpc://localhost:6660", url)
+    program = first_program("README.md", "SparkSession").replace("grpc://localhost:6660", url)
     exec(program, {})
     assert "|Hello, Magnetar|" in capsys.readouterr().out
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from fakes.range_server import RangeServer, Topic, serving
+from fakes.services import standalone_with_deduplication
 
 import magnetar
-from magnetar.local_process import LocalProcess, standalone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,24 +24,17 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from magnetar.local_process import LocalProcess
     from magnetar.spark.pipelines.incremental import Archived
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 BORN_MS = 1_356_998_400_000  # 2013-01-01
-KEPT = {
-    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_TIME_IN_MINUTES": "-1",
-    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_SIZE_IN_MB": "-1",
-}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProcess]:
-    """A standalone server. In the namespace public/exact, deduplication is on."""
-    with standalone(tmp_path_factory.mktemp("standalone"), KEPT) as server:
-        admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/namespaces/public/exact"
-        httpx.put(admin, timeout=60).raise_for_status()
-        httpx.post(f"{admin}/deduplication", json=True, timeout=60).raise_for_status()
+    with standalone_with_deduplication(tmp_path_factory.mktemp("standalone")) as server:
         yield server
 
 

@@ -33,12 +33,12 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-r
 check: lint
 	$(PYTEST) -m 'not night' tests/unit tests/conformance tests/test_*.py
 
-# All tests except the long tests of `make night`. Takes 11 to 17 minutes on two cores: 30 minutes of CPU
-# on a machine that adds ten million numbers in Python in 1.1 s.
+# All tests except the long tests of `make night`. Takes 17 minutes on two cores, 30 minutes of CPU, on a
+# machine that adds ten million numbers in Python in 1.1 s.
 test: setup
 	$(PYTEST) -m 'not night' --durations=20
 
-# The long tests: more histories, larger cases. Takes about 15 minutes.
+# The long tests: more histories, larger cases. Takes more than 10 minutes.
 night: setup
 	$(PYTEST) -m night --durations=20
 

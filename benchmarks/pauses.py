@@ -1,4 +1,4 @@
-"""Finds the moments in which a CPU of this machine ran no process.
+"""Finds the moments in which a CPU of this machine did not run a process that was ready to run.
 
 The hypervisor of a virtual machine can take a CPU away for hundreds of milliseconds. A server or a
 client that needs this CPU is late then, whatever its code does.
@@ -31,8 +31,9 @@ class Pause:
 
 @contextmanager
 def pauses_of_cpus() -> Iterator[list[Pause]]:
-    """Watch each CPU by a process of the highest priority that only sleeps. The list has the pauses
-    after the block."""
+    """Watch each CPU by a process that only sleeps, with a real-time priority: it runs before all
+    ordinary processes. The list is empty until the block ends, and then has the pauses that
+    occurred during the block."""
     found: list[Pause] = []
     command = [sys.executable, "-m", "benchmarks.pauses"]
     watchers = [
@@ -50,8 +51,8 @@ def pauses_of_cpus() -> Iterator[list[Pause]]:
 
 
 def watch(cpu: int) -> None:
-    """Print each pause of a CPU. Without the right to the highest priority, this process also waits
-    for others, and reports that."""
+    """Print each pause of a CPU. Without the right to a real-time priority, this process also waits
+    while others run, and reports such waits as pauses."""
     os.sched_setaffinity(0, {cpu})
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -3,9 +3,9 @@
 A bug in a topic's callback, timer or task must not end the broker, which serves thousands of other
 topics. The code for bookies and metadata calls a topic's callbacks directly, so their exceptions
 would propagate into that code. After the exception, the topic's state in memory may be wrong, so
-the topic fails. The broker disconnects its clients and closes it, and the next request opens it
-again from the stored data. The topic's clients see the same as after the death of a broker. The
-guard also measures the steps that it runs (runtime/steps.py).
+the topic fails: the broker disconnects the topic's clients and closes the topic, and the next
+request opens the topic again from the stored data. The clients see the same as after the death of a
+broker. The guard also measures the steps that it runs (runtime/steps.py).
 
 A topic that fails FAILURES_MAX times within WINDOW_S is quarantined: the broker does not open it
 for PAUSE_S_FIRST. Each further quarantine takes twice as long, up to PAUSE_S_MAX.
@@ -58,9 +58,10 @@ class Failures:
 
 
 class Guard:
-    """Runs the steps and tasks of one topic, and catches their unexpected exceptions. `on_failure`
-    fails the topic. The guard calls it after it has counted and logged the exception, possibly more
-    than once. Without `failures` the guard catches nothing, so that tests find bugs."""
+    """Runs the steps and tasks of one topic, and catches their unexpected exceptions. The guard
+    counts and logs each exception, and then calls `on_failure`, which fails the topic: after
+    several exceptions, `on_failure` was called several times. Without `failures` the guard catches
+    nothing, so that tests find bugs."""
 
     __slots__ = ("_failures", "_name", "_on_failure", "_steps")
 

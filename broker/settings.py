@@ -1,7 +1,7 @@
 """The settings that a broker of a cluster and a standalone server share.
 
-A setting that Pulsar has keeps Pulsar's name, in snake case. Each field here is a setting in flags,
-the environment and the file. `broker/main.py` passes its value on.
+Most settings that Pulsar has keep Pulsar's name, in snake case. Each field here is a setting in
+flags, the environment and the file. `broker/main.py` passes its value on.
 """
 
 from __future__ import annotations

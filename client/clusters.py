@@ -1,4 +1,5 @@
-"""Moves a client between clusters: when its primary cluster is down, or when a provider asks."""
+"""Moves a client between clusters: when its present cluster is down, when its primary cluster is
+back, or when a provider asks."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ class ClusterChoice:
     2. The client fails over only after `failover_threshold` failed probes of its cluster in a row.
        ClusterWatch then chooses the first other cluster whose probe succeeds.
     3. The client returns to the primary cluster after `switch_back_threshold` successful probes of
-       it in a row.
+       it in a row, or by rule 2 after one, if the client's secondary cluster has failed.
     4. `current` changes only with `move`, after the client has moved: a client can refuse a cluster
-       that answers, for example because its certificates cannot be read.
+       that answers, for example because the file of the certificates that the client trusts for
+       this cluster cannot be read.
     """
 
     def __init__(self, failover: AutoClusterFailover) -> None:
@@ -123,7 +125,7 @@ class ClusterWatch:
     async def _answers(self, info: ServiceInfo) -> bool:
         try:
             return await self._probe(info.service_url, self._timeout_s)
-        except PulsarException as error:  # the client cannot use its URL
+        except PulsarException as error:  # the client cannot use the URL of the cluster
             log.error("the cluster cannot be used", service=repr(info), error=str(error))
             return False
 
@@ -135,7 +137,7 @@ class ClusterWatch:
         try:
             if not self._move(info):
                 return False
-        except PulsarException as error:  # the client cannot use its URL or certificates
+        except PulsarException as error:  # the cluster's URL or certificates are unusable
             log.error("the cluster cannot be used", service=repr(info), error=str(error))
             return False
         log.warning("moved to another cluster", service=repr(info))

@@ -6,14 +6,16 @@ once. They then only write the same records twice.
 The auditor has two duties. An *audit* reads the metadata of every ledger once per period, and when
 one of the facts in `_subject` changes: for example, when a bookie is declared lost. The audit finds
 the ledgers with a member that is lost or unknown (`lost_bookies.py`) or decommissioned. It also
-finds the narrow ledgers for which another bookie is available.
+finds the narrow ledgers (made with fewer copies than wanted, see plan.py) for which another bookie
+is available.
 
 A *comparison* goes through all ledgers in rotation, over a longer period. It asks each listed
 member of each sealed segment for its stored entries, and records the entries that are missing from
 the member's stripes. This includes entries in the middle of a segment, where a confirmed entry may
-have only an ack quorum of copies. The comparison records an entry only if the bookie answers that
-it does not have the entry. A busy or absent bookie causes no record. The auditor stores its
-position in the rotation in the metadata store, so that a new auditor continues there.
+have only an ack quorum of copies. An entry counts as missing only if the bookie answers that it
+does not have the entry; a busy or absent bookie causes no record. If the ranges of missing entries
+are many, the closest are joined, and then also contain entries that the bookie has. The auditor
+stores its position in the rotation in the metadata store, so that a new auditor continues there.
 
 Both duties stop while an operator has paused repair (pause.py). The auditor keeps nothing in memory
 per ledger.
@@ -71,14 +73,14 @@ repeats the work since the last stored position."""
 
 
 RANGES_MAX: Final = 10_000
-"""When the auditor has found more ranges of missing entries in one ledger than this, it joins the
-closest ranges before it compares further entries."""
+"""Above this number of ranges of missing entries, the auditor joins the closest ranges: those of
+one member after each step of its comparison, and those of the ledger after each member."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """The auditor's counts since the start of the process. Times are in milliseconds since 1970; a
-    time of 0 means not yet."""
+    """The auditor's counts since the start of the process. Times are in milliseconds since 1970; 0
+    means unknown in this process."""
 
     audits: int = 0
     audited_ms: int = 0  # end of the last complete audit
@@ -87,7 +89,7 @@ class Findings:
     unreadable: int = 0
     recorded: int = 0  # under-replication records created or extended
     compared: int = 0  # comparisons of a ledger
-    compared_ms: int = 0  # end of the last complete round
+    compared_ms: int = 0  # end of the last complete round, perhaps of an earlier auditor
     missing_entries: int = 0  # missing copies found
 
 
@@ -119,7 +121,7 @@ class Auditor:
         self._scan_pace = Pace(config.scan_ledgers_per_s)
         self._on_duty = asyncio.Event()  # elected, and repair is not paused
         self._off_duty = asyncio.Event()
-        self._changed = asyncio.Event()  # bookies have come or gone
+        self._changed = asyncio.Event()  # the bookies or their states have changed
         self._audited = asyncio.Event()  # set after the first complete audit
         self._election = Election(
             store, paths.AUDITOR, name.encode(), on_change=self._on_leadership
@@ -387,7 +389,8 @@ class Auditor:
     ) -> list[BadCopy]:
         """Return ranges of the entries that `member` should store at this seat and does not store.
         An entry counts only if the bookie has answered that it lacks the entry. A range may also
-        contain entries of other seats, if they lie between two missing runs."""
+        contain entries of other seats between two missing runs and, after `joined`, entries that
+        the bookie has."""
         bad: list[BadCopy] = []
         quorum = quorum_of(metadata)
         at = first

@@ -65,7 +65,7 @@ class Stage(Enum):
 @dataclass(frozen=True, slots=True)
 class Progress:
     stage: Stage
-    blockers: Mapping[int, str]  # the ledgers that the bookie still holds, with the reasons
+    blockers: Mapping[int, str]  # the ledgers that the bookie holds or may hold, with the reasons
 
 
 async def drain(
@@ -105,8 +105,8 @@ async def decommission(
     """Move all ledgers away from the bookie and remove it from the cluster.
 
     `on_progress` is called after each change. Raises StillNeeded after `timeout_s`; replicators
-    continue to move the bookie's ledgers afterwards. Raises the errors of `drain` before the work
-    begins.
+    continue to move the bookie's ledgers afterwards. Raises the errors of `drain`; Unavailable and
+    OutcomeUnknown only before the work begins.
     """
     await drain(store, clock, bookie, decommission=True)
     leaving = _Leaving(store, UnderReplicationRecords(store, clock), bookie, on_progress)
@@ -145,7 +145,7 @@ class _Leaving:
             await asyncio.sleep(LOOK_S)
 
     async def _leave(self) -> bool:
-        """Move all ledgers, then remove the bookie. False: it still runs, or was started again."""
+        """Move all ledgers, then remove the bookie. False: it still runs, or its cookie changed."""
         cookie = await self._cookie()
         await self._move_all()
         if await self._serves():
@@ -153,11 +153,11 @@ class _Leaving:
             self._tell(Stage.SERVING)
             return False
         self.reason = UNCHECKED
-        # The bookie is down and held nothing. A writer may have placed a ledger on it just before
-        # the writer saw the drain record, so check all ledgers a second time.
+        # The bookie is not registered any more, and held nothing. A writer may have placed a ledger
+        # on it just before the writer saw the drain record, so check all ledgers a second time.
         await self._move_all()
         if not await self._remove_cookie(cookie):
-            self.reason = "it was started again"
+            self.reason = "its cookie changed during the last check, so it was still running"
             return False
         self.reason = "only its drain record is left"
         path = paths.bookie_draining(self._bookie)
@@ -172,8 +172,8 @@ class _Leaving:
         return None if stored is None else stored.value
 
     async def _remove_cookie(self, seen: bytes | None) -> bool:
-        """Remove the cookie if its value is still `seen`. Each start of the bookie changes the
-        cookie first. False: the bookie was started after `seen` was read."""
+        """Remove the cookie if its value is still `seen`. False: the bookie ran after `seen` was
+        read. A bookie changes its cookie first at each start, and then each hour (`EPOCH_S`)."""
         path = paths.bookie_cookie(self._bookie)
 
         def change(value: bytes | None) -> Verdict:
@@ -235,7 +235,7 @@ class _Leaving:
             if metadata.state is LedgerState.IN_RECOVERY:
                 return "its recovery is not finished"
         if await self._under_replication.locked(ledger):
-            return "it is being copied"
+            return "it is locked by a repair, or while a left-over copy of it is deleted"
         record = await self._under_replication.get(ledger)
         failure = "" if record is None else record.faults.failure
         if await self._store.get(paths.REPAIR_PAUSED) is not None:

@@ -1,17 +1,19 @@
 """LostBookies: decides which members are lost permanently. Pure.
 
 An unlisted bookie may be restarting, so a delay passes before its entries are copied elsewhere.
-When more than a few bookies are missing at once, the network or the metadata store is the likelier
-cause. Copying everything would then only add load. So no bookie is declared lost until enough
-return, or until an operator decommissions the missing ones. After that the delay starts again for
-the bookies that are still missing, because they may be about to return, too. A former incarnation
-gets no delay: either its disk is lost, or the bookie serves the entries of its damaged store.
+When more than `at_once_max` bookies or more than a third of them are missing at once, the network
+or the metadata store is the likelier cause. Copying everything would then only add load. So no
+bookie is declared lost until enough return, or until an operator decommissions the missing ones.
+After that the delay starts again for the bookies that are still missing and not decommissioned,
+because they may be about to return, too. A former incarnation gets no delay: either its disk is
+lost, or the bookie serves the entries of its damaged store.
 
-Invariants (see `check`):
+Invariants; `check` asserts the first two:
 
 1. A listed member is neither absent nor given up.
-2. While too many are missing at once, no further member is given up. Afterwards the full delay
-   passes again before a member is given up.
+2. A member that is given up or awaited is absent, and no member is both.
+3. While too many are missing at once, no further member is given up. Afterwards the full delay
+   passes again before an awaited member is given up.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class LostBookies:
         decommissioned: Collection[BookieId],
         now: float,
     ) -> None:
-        """Take the present bookies. `known`: the present incarnation of each bookie of the cluster.
-        `listed`: the serving members."""
+        """Take the current state of the bookies. `known`: the current incarnation of each bookie of
+        the cluster. `listed`: the members that are registered in the metadata store."""
         self._known, self._listed = dict(known), frozenset(listed)
         members = {Member(bookie, incarnation) for bookie, incarnation in known.items()}
         absent = members - self._listed

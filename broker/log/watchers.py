@@ -1,8 +1,9 @@
 """The watchers of a log, such as its subscriptions: they are called when the log has changed.
 
-A topic may have thousands of subscriptions, and a call takes 10 us. So a change calls
-CALLED_PER_TURN watchers at once, and the others in later turns of the event loop, in FIFO order. A
-watcher that still waits for its call when the next change comes is called once for both.
+A topic may have thousands of subscriptions, and a call takes 10 us. So a change calls at most
+CALLED_PER_TURN watchers at once, and the others in later turns of the event loop, in FIFO order.
+While watchers wait for their calls, the next change calls none at once. A watcher that waited
+already is called once for both changes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Watchers:
     def __init__(self) -> None:
         self._all: dict[Watcher, None] = {}
         # The watchers to be called in later turns. While there are some, a call of `_call_some` is
-        # scheduled. None: there have never been more than CALLED_PER_TURN watchers.
+        # scheduled. None: no change has found more than CALLED_PER_TURN watchers.
         self._waiting: OrderedDict[Watcher, None] | None = None
 
     def __iter__(self) -> Iterator[Watcher]:
@@ -52,8 +53,9 @@ class Watchers:
         return watcher
 
     def call(self, protect: Callable[[Callable[[], None]], None]) -> None:
-        """Call every watcher. If there are more than CALLED_PER_TURN, call them in slices, of which
-        `protect` runs all but the first, because no caller is there to handle their errors."""
+        """Call every watcher. If there are more than CALLED_PER_TURN, or if some still wait, call
+        them in slices. `protect` runs the slices of later turns, because no caller is there to
+        handle their errors."""
         if len(self._all) <= CALLED_PER_TURN and not self._waiting:
             for watcher in tuple(self._all):
                 watcher.callback()

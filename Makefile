@@ -158,8 +158,8 @@ $(PULSAR_JARS)/.fetched: $(PULSAR_POM)
 pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m pytest tests/apache/suite.py
 
-# Measure Magnetar and Apache Pulsar under the same loads, in TURNS=5 turns of 9 minutes each. Needs Java
-# 17 and Maven. ONLY=TEXT plays only the rows whose names contain TEXT.
+# Measure Magnetar and Apache Pulsar under the same loads, in TURNS=5 turns of 10 to 11 minutes each. Needs
+# Java 17 and Maven. ONLY=TEXT plays only the rows whose names contain TEXT.
 bench-pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m benchmarks.peers.pulsar --turns $(TURNS) --only "$(ONLY)"
 

@@ -163,7 +163,9 @@ class BrokerSettings(PolicySettings):
     idle_topic_unload_seconds: float = Field(
         default=LIFE_DEFAULTS.idle_unload_s,
         ge=0,
-        description="time after which a topic without clients is unloaded from memory; 0: never",
+        description="time after which the broker unloads a topic from memory that has no clients, "
+        "no backlog, nothing that retention will delete, and no policy that deletes it when it is "
+        "inactive; 0: never",
     )
     broker_delete_inactive_topics_frequency_seconds: float = Field(
         default=LIFE_DEFAULTS.inactive_check_s,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TOPICS_MAX: Final = 1_000
 """At most this many topics of a source have a series: those furthest behind. The series OTHERS is
-the sum of the other topics. A thousand topics are about 150 kB a scrape."""
+the sum of the other topics. A thousand topics are about 200 kB a scrape."""
 OTHERS: Final = "others"
 
 
@@ -97,6 +97,10 @@ class ProgressMetrics(StreamingQueryListener, Collector):
         self._queries.pop(str(event.runId), None)
         if event.exception is not None:
             self._failures += 1
+
+    def describe(self) -> Iterator[Metric]:
+        """The metrics without values. The registry refuses a second collector with these names."""
+        return self.collect()
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of the queries that run."""

@@ -176,7 +176,7 @@ class Dispatcher(Protocol):
         self, entries: list[StoredEntry], through: Position, now: float
     ) -> list[Action]:
         """The entries of the outstanding `Replay`: every existing entry of its positions up to
-        `through`. The shell did not try to read the later positions."""
+        `through`. The shell did not read the later positions."""
 
     def on_read_failed(self, now: float) -> list[Action]:
         """The outstanding read failed. The dispatcher asks again if it still wants the entries."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import EntryView
 
 SLOTS: Final = 65_536
-"""The size of the hash space. It bounds the state per slot that PIP-379 needs."""
+"""The number of slots, with the unused slot 0. It bounds the state that PIP-379 needs, which has a
+part for each slot."""
 
 NONE_KEY: Final = b"NONE_KEY"
 """The key of messages without a key, if they are not spread. Pulsar's documentation also spells it

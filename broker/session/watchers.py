@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from magnetar.protos import pulsar_pb2 as pb
 
 WATCHERS_MAX: Final = 100
-"""The limit of watchers of one connection. Each keeps the set of the names that match: 0.5 MB for
-10,000 names."""
+"""The limit of watchers of one connection. Each keeps the names that match: 1.1 MB for 10,000
+names of 40 characters."""
 
 LIST_BYTES_MAX: Final = 4 << 20
 """The limit for the names in one command, in UTF-8: a frame has at most 5 MB."""
 
 
 class _Watcher:
-    """One watcher. It keeps the pattern as text, because a compiled pattern takes up to 1 MB."""
+    """One watcher. It keeps the pattern as text, because a compiled pattern takes up to 3 MB."""
 
     def __init__(
         self, context: Context, watcher_id: int, namespace: NamespaceName, pattern: str
@@ -102,7 +102,7 @@ async def watch(context: Context, body: pb.CommandWatchTopicList) -> bytes:
     try:
         names = await watcher.begin(pattern)
         if (size := sum(map(_size_of, names))) > LIST_BYTES_MAX:
-            why = f"the names of its topics have {size} bytes; the limit is {LIST_BYTES_MAX}"
+            why = f"the names that match have {size} bytes; the limit is {LIST_BYTES_MAX}"
             raise NotAllowed(f"watching {namespace}", why)
     except BaseException:
         _forget(context, body.watcher_id, watcher)

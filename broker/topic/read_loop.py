@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 10.0
 """The longest delay in seconds before a retry. A bookie that restarts is back within seconds. The
-loop requests a lost entry six times a minute until an operator restores or skips the entry."""
+loop requests a lost entry about eight times a minute until an operator restores or skips it."""
 
 RATE_LOOK_S: Final = 1.0
 """The time in seconds after which a read that waits for a dispatch rate checks the rate again."""
@@ -138,8 +138,8 @@ class ReadLoop:
             lost = lost_by(self.failure, self._log.chain)
             if lost is not None:
                 detail += (
-                    f"; entries {lost} are lost at all bookies: repair the ledger, seek beyond it,"
-                    " or set auto_skip_non_recoverable_data"
+                    f"; entries {lost} are lost at all bookies: repair the ledger, seek beyond"
+                    " these entries, or set auto_skip_non_recoverable_data"
                 )
         return detail
 
@@ -246,8 +246,8 @@ class ReadLoop:
         self, positions: list[Position], bytes_left: int
     ) -> tuple[list[StoredEntry], Position]:
         """Read the entries at these positions. Returns the entries, also the unwanted ones between
-        joined requests, and the last position that was tried. The byte limit ends a replay early,
-        and so does a failure after the first entries."""
+        joined requests, and the last position whose read succeeded. The byte limit ends a replay
+        early, and so does a failure after the first entries."""
         entries: list[StoredEntry] = []
         through = EARLIEST
         for first, last in runs(positions, REPLAY_GAP_ENTRIES):

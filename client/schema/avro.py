@@ -69,7 +69,8 @@ class AvroSchema(Schema):
         return buffer.getvalue()
 
     def encode_dict(self, d: Any) -> Any:
-        """Return the dict in the form that fastavro encodes: enums by name, records as dicts."""
+        """Return the dict in the form that fastavro encodes: records as dicts, enums by name (those
+        of a Pydantic model by value)."""
         return structure.plain(d)
 
     def decode(self, data: bytes) -> Any:

@@ -1,5 +1,5 @@
 """60,000 hashes of a Key_Shared subscription that drain together: the memory of the broker, its
-statistics, and the delivery of other keys. `make night` repeats this with Apache's client."""
+statistics, and the delivery of other keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.client_api import client_api
+from fakes.client_api import CLIENTS, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fakes.client_api import Api
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.night]
 
 HASHES = 60_000
 DRAINING_BYTES_MAX = 5_000_000
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.end()
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("apache", marks=pytest.mark.night)])
+@pytest.fixture(scope="module", params=CLIENTS)
 def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
     with client_api(server, request.param) as found:
         yield found

@@ -265,7 +265,10 @@ async def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_
 
 @pytest.mark.real_loop(deadline_s=380)
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("damaged", [False, True], ids=["wiped", "damaged"])
+@pytest.mark.parametrize(
+    "damaged",
+    [pytest.param(False, marks=pytest.mark.night, id="wiped"), pytest.param(True, id="damaged")],
+)
 async def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
     tmp_path: Path, damaged: bool
 ) -> None:

@@ -613,6 +613,7 @@ def children_of(process: int) -> list[int]:
     return [pid for pid, command in commands.items() if any(it in command for it in programs)]
 
 
+@pytest.mark.night
 def test_under_spark_submit_its_settings_win(spark: SparkSession, tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(

@@ -447,6 +447,7 @@ def test_messages_deleted_between_two_runs_fail_an_archive_unless_they_are_to_be
     assert (done.new, [part.equal for part in done.compared]) == (3, [True])
 
 
+@pytest.mark.night
 def test_the_archive_of_a_topic_that_was_created_again_is_compared_with_the_new_topic(
     spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
     tmp_path: Path,

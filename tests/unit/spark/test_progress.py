@@ -88,6 +88,13 @@ def test_rows_and_bytes_behind_are_the_differences_of_offsets() -> None:
     assert metrics.value("input_rows_total", query="sales") == 10
 
 
+def test_registry_that_has_the_metrics_refuses_a_second_listener() -> None:
+    registry = CollectorRegistry()
+    ProgressMetrics(registry)
+    with pytest.raises(ValueError, match="magnetar_spark_rows_behind"):
+        ProgressMetrics(registry)
+
+
 def test_query_without_name_is_exported_by_its_id() -> None:
     metrics = Metrics()
     metrics.listener.onQueryProgress(event(name=None))

@@ -46,8 +46,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command with exactly one answer. Its handler returns the answer, and runs in a task of its
-    own."""
+    """A command whose handler returns one answer, and runs in a task of its own. Only a PRODUCER
+    that waits for exclusive access gets a second answer, when the wait is over."""
 
     admission: Admission
     handler: Callable[[Context, Any], Awaitable[bytes | Answer]]

@@ -72,7 +72,8 @@ class _Progress:
     """The entries of a producer that are in flight to the log."""
 
     name_field: bytes  # the encoded name of the producer, as in the metadata of its entries
-    # The publishes that have passed, wholly or in part, each with its highest sequence id.
+    # The publishes that have passed, wholly or in part, each with the highest sequence id of the
+    # producer that had passed by then. A message in chunks counts when its last chunk has passed.
     passed: deque[tuple[int, Publish]] = field(default_factory=deque)
     chunked: _ChunkedMessage | None = None
     stored: int = -1  # the stored sequence id; -1: no entry was stored since the last `forget_idle`

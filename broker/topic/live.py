@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 IDLE_S: Final = 60.0
 """The time in seconds without clients after which the topic ends. A client that reconnects within
-this time finds its subscription's counters."""
+this time finds the counters of its durable subscription."""
 
 CLOSED_PER_TURN: Final = 20
 """The number of clients that a closing topic disconnects in one turn of the loop. A Key_Shared

@@ -3,13 +3,16 @@
 A publish passes while tokens are available, and takes one token for each message and each byte. So
 the buckets may fall below zero, and the average is exact. Without tokens, the producer holds its
 publishes behind a gate, which opens when the buckets are above zero again. Other producers on the
-same connection continue until the held producer has gathered HELD_BYTES_MAX (producer.py). From
-then on the broker does not read from the connection, because the client would send without end.
+same connection continue until the held producer has gathered HELD_BYTES_MAX (producer.py), or all
+producers of the broker together hold so many bytes that none may gather more
+(`PublishBudget.may_gather`). From then on the broker does not read from the connection, because the
+client would send without end.
 
 While all producers of the broker together hold too many bytes (`PublishBudget.may_hold`), publishes
-pass even without tokens. Then the broker does not read from their connections until the gate opens,
-or producers may hold publishes again (`wait_room` of the producer). The average stays exact, and
-waiting publishes of a slow rate take no memory from the other topics.
+pass even without tokens. Then the broker does not read from the connections of the producers that
+are over their rate until the gate opens, or producers may hold publishes again (`wait_room` of the
+producer). The average stays exact, and waiting publishes of a slow rate take no memory from the
+other topics.
 """
 
 from __future__ import annotations

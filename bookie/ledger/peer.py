@@ -36,9 +36,10 @@ class BookiePeer(Protocol):
         Raises FrameDamaged for a damaged reply."""
 
     def read(self, request: ReadRequest) -> AsyncIterator[Buffer]:
-        """Yield frames of read answers: the contiguous run that the bookie has. An entry that is
-        missing or unreadable is named with its code, and ends the answer. A request that cannot be
-        served gets one answer, for its first entry. Close the iterator when leaving it early."""
+        """Yield frames of read answers: the requested entries, up to the first one that is missing
+        or unreadable. This entry is named with its code, and ends the answer. A request that cannot
+        be served gets one answer, for its first entry. Close the iterator when leaving it early.
+        """
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
         """Return the bookie's last entry of the ledger, and the "confirmed" in its envelope. With

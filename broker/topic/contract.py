@@ -73,7 +73,7 @@ class CloseReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """The client of a producer or consumer, for statistics."""
+    """The client of a producer or consumer, for statistics and limits per host and connection."""
 
     address: str
     version: str
@@ -144,10 +144,11 @@ class ProducerEvents(Protocol):
     loop. The methods must not call the topic synchronously."""
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
-        """Send receipts: the entries are durable in this ledger. `receipts`: the sequence id, the
-        highest sequence id (0: the client sent none) and the entry id of each entry, in send order.
-        Ledger and entry ids are -1 for duplicates of stored entries, and for entries that a
-        non-persistent topic has dropped."""
+        """Send receipts. The entries of a persistent topic are durable in this ledger. `receipts`:
+        the sequence id, the highest sequence id (0: the client sent none) and the entry id of each
+        entry, in send order. Ledger and entry ids are -1 for duplicates of stored entries. A
+        non-persistent topic stores nothing: both ids are 0, or -1 for an entry that it has dropped.
+        """
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
         """Tell the client that the broker refuses this entry. Receipts and refusals come in send

@@ -1,6 +1,7 @@
 """Archives several topics to Parquet. Each run adds the new messages, each exactly once.
 
-    <path>/topic=<tenant%2F...>/date=<publish date>/part-*.parquet
+    <path>/topic=<name>/date=<publish date>/part-*.parquet, such as
+           topic=persistent%3A%2F%2Fpublic%2Fdefault%2Fclicks/date=2026-11-30
     <path>/_checkpoint     the archived position of each topic
     <path>/_spark_metadata the list of the archive's files
 

@@ -442,8 +442,8 @@ class StreamDriver:
         tries again, at most once in `pollIntervalMs`. If a broker refused a place, the driver does
         not try this place again.
 
-        A deleted topic is no failure here: `latest` and `tasks` handle it as a loss. Raises
-        QueryFenced.
+        A deleted topic is a refused place, too: `latest` and `tasks` handle its deletion as a loss.
+        Raises QueryFenced.
         """
         if not self._options.subscription:
             return

@@ -7,7 +7,8 @@ Fields are matched by name, as in the rules of Avro. A field that a message lack
 that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
 executor process asks for each version that it meets, once for each read and ledger. If a topic is
 deleted and created again, a version number may name another schema. The new topic has other
-ledgers, so the process asks again. The process parses equal schemas once.
+ledgers, so the process asks again. The process parses a schema once for all topics that have it
+under the same version number.
 """
 
 from __future__ import annotations

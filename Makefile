@@ -159,9 +159,11 @@ pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m pytest tests/apache/suite.py
 
 # Measure Magnetar and Apache Pulsar under the same loads, in TURNS=5 turns of 10 to 11 minutes each. Needs
-# Java 17 and Maven. ONLY=TEXT plays only the rows whose names contain TEXT.
+# Java 17 and Maven. ONLY=TEXT plays only the rows whose names contain TEXT. TAKEN=0.5 takes half of each CPU
+# away, as on a slower machine.
+TAKEN ?= 0
 bench-pulsar: setup $(PULSAR_JARS)/.fetched
-	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m benchmarks.peers.pulsar --turns $(TURNS) --only "$(ONLY)"
+	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m benchmarks.peers.pulsar --turns $(TURNS) --only "$(ONLY)" --taken $(TAKEN)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.busy_cpus import cpus_taken
 from benchmarks.peers.pulsar import rows
 from benchmarks.peers.pulsar.server import PulsarProcess
 from magnetar.local_cluster import LocalCluster
@@ -134,6 +135,12 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help='run the rows whose name contains this text, such as "backlog"'
     )
+    parser.add_argument(
+        "--taken",
+        type=float,
+        default=0,
+        help="take this part of each CPU away (such as 0.5), as on a slower machine",
+    )
     options = parser.parse_args()
     for name, chosen, ours, bookies in (
         ("standalone", rows.STANDALONE, magnetar_standalone, 1),
@@ -141,7 +148,8 @@ def main() -> None:
     ):
         picked = [row for row in chosen if options.only in row.__name__]
         if picked:
-            turns(name, picked, ours, partial(pulsar, bookies=bookies), options.turns)
+            with cpus_taken(options.taken):
+                turns(name, picked, ours, partial(pulsar, bookies=bookies), options.turns)
 
 
 if __name__ == "__main__":

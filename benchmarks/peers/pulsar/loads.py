@@ -59,18 +59,18 @@ def publish(client: str, url: str, topic: str, count: int, *, batched: bool) -> 
 
 def end_to_end(
     client: str, url: str, topic: str, count: int, rate: float, servers: list[int]
-) -> tuple[Latencies, float]:
+) -> tuple[Latencies, float, float]:
     """Publish `rate` unbatched messages per second beside a consumer that acknowledges each.
 
-    Return the latencies from publish to receive, and the CPU of the processes `servers` per
-    message in milliseconds.
+    Return the latencies from publish to receive, and the CPU per message in milliseconds: of the
+    processes `servers`, and of the client.
     """
     with_client = connect(client, url)
     consumer = with_client.subscribe(topic, "benchmark")
     producer = with_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
     warm_up = int(rate)
     sent_s, received_s = [0.0] * (warm_up + count), [0.0] * (warm_up + count)
-    before_s = began_s = 0.0
+    servers_s = client_s = 0.0
 
     def receive() -> None:
         for number in range(warm_up + count):
@@ -83,17 +83,18 @@ def end_to_end(
     began_s = time.perf_counter()
     for number in range(warm_up + count):
         if number == warm_up:
-            before_s = sum(cpu_s(pid) for pid in servers)
+            servers_s, client_s = sum(map(cpu_s, servers)), time.process_time()
         pause_s = began_s + number / rate - time.perf_counter()
         if pause_s > 0:
             time.sleep(pause_s)
         sent_s[number] = time.perf_counter()
         producer.send_async(BODY, _refuse_failure)
     receiver.join()
-    cpu_ms = (sum(cpu_s(pid) for pid in servers) - before_s) * 1e3 / count
+    servers_s, client_s = sum(map(cpu_s, servers)) - servers_s, time.process_time() - client_s
     with_client.close()
     pairs = zip(received_s[warm_up:], sent_s[warm_up:], strict=True)
-    return _percentiles([received - sent for received, sent in pairs]), cpu_ms
+    latencies = _percentiles([received - sent for received, sent in pairs])
+    return latencies, servers_s / count * 1e3, client_s / count * 1e3
 
 
 def subscribe(client: str, url: str, topic: str, names: list[str]) -> None:

@@ -95,7 +95,11 @@ class Driver:
         command += [url, str(folder / "checkpoints"), str(self._finish)]
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                command, stdout=errors, stderr=errors, start_new_session=True
+                command,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             )
 
     @property

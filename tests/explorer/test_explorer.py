@@ -84,7 +84,7 @@ def follow(case: Case, trace: Sequence[Step], closing: tuple[int | None, int] | 
 )
 def test_the_machines_follow_every_run_of_the_specification(case: Case, first: int) -> None:
     closed = [walk(case, Random(seed))[1] for seed in range(first, first + WALKS)]
-    assert set(closed) > {-1, 0, 1}, "too few walks ended with a close"
+    assert len(set(closed) - {None}) >= 3, "too few walks ended with a close"
 
 
 @pytest.mark.night

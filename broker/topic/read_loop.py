@@ -173,8 +173,8 @@ class ReadLoop:
                 self._task = None
 
     async def _answer_whole(self, wanted: Read | Replay) -> None:
-        """Answer one read. If another task's cancellation ends the read, raise LogUnavailable: an
-        unanswered dispatcher would never ask for another read."""
+        """Answer one read. If an operation that the read waited for was cancelled, raise
+        LogUnavailable: an unanswered dispatcher would never ask for another read."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -183,7 +183,7 @@ class ReadLoop:
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
-            cause = RuntimeError("another task cancelled the operation")
+            cause = RuntimeError("an operation that the read waited for was cancelled")
             raise LogUnavailable(self._name, "reading", cause) from None
 
     @property

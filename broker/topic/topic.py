@@ -408,7 +408,8 @@ class PersistentTopic:
 
     async def _keep(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run work of the log, the cursors or the delayed-message index. The topic fails if the log
-        has ended when the work ends, or if another task cancelled the work."""
+        has ended when the work ends, or if an operation that the work waited for was cancelled. A
+        cancellation of the work itself does not fail the topic here."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -416,7 +417,7 @@ class PersistentTopic:
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
-            _log.warning("work ended: another task cancelled it", task=task.get_name())
+            _log.warning("work ended: what it waited for was cancelled", task=task.get_name())
             self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
         if self.log.has_ended:
             self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))

@@ -32,7 +32,7 @@ SCHEMA: Final = (
     .add("__topic", StringType())
     .add("__partition", IntegerType())  # -1: the topic is not a partition
     .add("__messageId", BinaryType())  # in the form of Apache's clients
-    .add("__index", LongType())  # number of the message in its topic, from 0, without gaps
+    .add("__index", LongType())  # place in the topic, from 0; each chunk of a message has one
     .add("__publishTime", TimestampType())
     .add("__eventTime", TimestampType())
     .add("__messageProperties", MapType(StringType(), StringType()))

@@ -36,11 +36,11 @@ def _on_a_loop(
 ) -> Callable[..., None]:
     marker = item.get_closest_marker("real_loop")
     runner = run_virtual if marker is None else run
-    marker = marker or item.get_closest_marker("virtual_loop")
-    deadline = {} if marker is None else marker.kwargs
+    marker = marker or item.get_closest_marker("virtual_loop") or pytest.mark.virtual_loop.mark
 
     @functools.wraps(test)
     def call(*args: Any, **kwargs: Any) -> None:
-        runner(test(*args, **kwargs), **deadline)
+        # `marker.args` make the runner fail: it would otherwise ignore a deadline without a name.
+        runner(test(*args, **kwargs), *marker.args, **marker.kwargs)
 
     return call

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # The test runs up to three Java processes and a Magnetar cluster on two cores.
-pytestmark = [pytest.mark.spark, pytest.mark.night, pytest.mark.real_loop(2_400)]
+pytestmark = [pytest.mark.spark, pytest.mark.night, pytest.mark.real_loop(deadline_s=2_400)]
 
 
 @pytest.mark.timeout(2_400)

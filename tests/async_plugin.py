@@ -36,11 +36,12 @@ def _on_a_loop(
 ) -> Callable[..., None]:
     marker = item.get_closest_marker("real_loop")
     runner = run_virtual if marker is None else run
+    if marker is not None and marker.args:
+        raise TypeError(f"{marker.name} takes deadline_s by name, not {marker.args}")
     marker = marker or item.get_closest_marker("virtual_loop") or pytest.mark.virtual_loop.mark
 
     @functools.wraps(test)
     def call(*args: Any, **kwargs: Any) -> None:
-        # `marker.args` make the runner fail: it would otherwise ignore a deadline without a name.
-        runner(test(*args, **kwargs), *marker.args, **marker.kwargs)
+        runner(test(*args, **kwargs), **marker.kwargs)
 
     return call

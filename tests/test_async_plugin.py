@@ -51,6 +51,12 @@ async def test_the_marker_gives_the_deadline() -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.xfail(raises=TypeError, strict=True)
+@pytest.mark.real_loop(240)
+async def test_a_deadline_without_a_name_is_refused() -> None:
+    pass
+
+
 @pytest.mark.xfail(raises=AssertionError, strict=True)
 async def test_a_failure_in_a_callback_fails_the_test() -> None:
     def fail() -> None:

@@ -34,11 +34,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 def _on_a_loop(
     test: Callable[..., Coroutine[Any, Any, None]], item: pytest.Function
 ) -> Callable[..., None]:
-    marker = item.get_closest_marker("real_loop")
-    runner = run_virtual if marker is None else run
-    if marker is not None and marker.args:
+    real = item.get_closest_marker("real_loop")
+    runner = run_virtual if real is None else run
+    marker = real or item.get_closest_marker("virtual_loop") or pytest.mark.virtual_loop.mark
+    if marker.args:
         raise TypeError(f"{marker.name} takes deadline_s by name, not {marker.args}")
-    marker = marker or item.get_closest_marker("virtual_loop") or pytest.mark.virtual_loop.mark
 
     @functools.wraps(test)
     def call(*args: Any, **kwargs: Any) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from magnetar.spark.source.tasks import Task
 
-pytestmark = [pytest.mark.cluster, pytest.mark.real_loop(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop(deadline_s=240)]
 
 TOPIC = "persistent://public/default/direct"
 SEALED, TAIL = 4_000, 50  # messages

@@ -167,7 +167,7 @@ async def wait_until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.real_loop(30)
+@pytest.mark.real_loop(deadline_s=30)
 async def test_a_client_follows_its_provider() -> None:
     provider = Provider()
     async with client_between(provider, set()) as (client, _, two):
@@ -186,7 +186,7 @@ async def test_a_client_follows_its_provider() -> None:
         assert provider.closed == 1
 
 
-@pytest.mark.real_loop(30)
+@pytest.mark.real_loop(deadline_s=30)
 async def test_an_update_after_close_logs_no_move(caplog: pytest.LogCaptureFixture) -> None:
     provider = Provider()
     async with client_between(provider, set()) as (client, _, _two):

@@ -35,7 +35,7 @@ from magnetar.spark.source.task_reader import read_task
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.real_loop(60)
+pytestmark = pytest.mark.real_loop(deadline_s=60)
 
 TOPIC = "persistent://public/default/t"
 TLS = Path(__file__).parents[2] / "fakes" / "tls"

@@ -30,7 +30,7 @@ from magnetar.spark.sink.task import TaskWriter
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-pytestmark = pytest.mark.real_loop(60)
+pytestmark = pytest.mark.real_loop(deadline_s=60)
 
 TOPIC = "persistent://public/exact/t"
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from httpx import AsyncClient
 
-pytestmark = pytest.mark.real_loop(60)
+pytestmark = pytest.mark.real_loop(deadline_s=60)
 
 TOPIC = "persistent://public/exact/t"
 PATH = "persistent/public/exact/t"

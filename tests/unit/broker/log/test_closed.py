@@ -17,7 +17,7 @@ from magnetar.protos.names import TopicName
 if TYPE_CHECKING:
     from magnetar.broker.log.chain import Chain
 
-pytestmark = pytest.mark.real_loop(60)
+pytestmark = pytest.mark.real_loop(deadline_s=60)
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from magnetar.broker.session.access import Resource
     from magnetar.metadata.model import Member
 
-pytestmark = pytest.mark.real_loop(60)
+pytestmark = pytest.mark.real_loop(deadline_s=60)
 
 TOPIC = "persistent://public/default/t"
 PLAN = "/magnetar.broker.Broker/PlanTopics"

@@ -20,7 +20,7 @@ from magnetar.protos.names import NamespaceName, TopicName
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
-pytestmark = pytest.mark.real_loop(60)
+pytestmark = pytest.mark.real_loop(deadline_s=60)
 
 TOPIC = "persistent://public/default/t"
 

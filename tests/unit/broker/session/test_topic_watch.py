@@ -22,7 +22,7 @@ from magnetar.protos.names import TopicName
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-pytestmark = pytest.mark.real_loop(60)
+pytestmark = pytest.mark.real_loop(deadline_s=60)
 
 NAMESPACE = "public/default"
 TOPIC = f"persistent://{NAMESPACE}/t"

@@ -1,5 +1,5 @@
-"""Measures ledgers without a broker: a writer's process, bookies, a ZooKeeper (python -m
-benchmarks.ledgers).
+"""Measures ledgers alone: a writer's process, bookies, a ZooKeeper (python -m benchmarks.ledgers).
+The cluster's broker is idle.
 
 Appends are compared with two minimal programs (reference.py). The targets refer to the first, whose
 client sends to a broker. The client of the second writes to the bookies directly, as the writer of
@@ -442,7 +442,7 @@ async def report(*, rounds: int, stored_mb: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of appends, recovery and reads")
     parser.add_argument(
         "--stored-mb", type=int, default=2000, help="MB stored by the bookie that restarts"
     )

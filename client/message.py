@@ -57,7 +57,8 @@ class Delivery:
         return self.payload_bytes if self.batch is None else self.batch.payload_bytes(first, end)
 
     def id_of(self, index: int) -> MessageId:
-        """Return the id of the message at this index in the batch; -1: the entry is not a batch."""
+        """Return the id of the message at `index` in the batch. `index` -1: the entry is not a
+        batch."""
         assert self.key is not None
         return MessageId(self.partition, *self.key, index, self.batch_size, self.topic)
 
@@ -366,7 +367,8 @@ class MessageId:
 class ChunkedMessageId(MessageId):
     """The id of a message that was sent in chunks: the place of its last chunk.
 
-    This id equals a MessageId of the same place. A seek to it begins at `first_chunk`.
+    This id equals a MessageId of the same place. A seek that includes the message begins at
+    `first_chunk`.
     """
 
     __slots__ = ("_first_chunk",)

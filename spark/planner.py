@@ -25,9 +25,9 @@ TARGET_BYTES_PER_TASK: Final = 16 << 20
 # The driver's Python process does not know how many cores the executors have. More tasks than cores
 # cost little. Sixteen tasks keep a small cluster busy. Users of a large cluster set maxPartitions.
 TASKS_MAX: Final = 16
-# The size of an open ledger is not known. The guess lies between an unbatched message (1 KiB) and a
-# full batch (128 KiB). If ledgers of the plan have a known size, the mean size of their entries
-# is used instead, whichever topics the ledgers belong to.
+# For a ledger of unknown size. The guess lies between an unbatched message (1 KiB) and a full batch
+# (128 KiB). If ledgers of the plan have a known size, the mean size of their entries is used
+# instead, whichever topics the ledgers belong to.
 ENTRY_BYTES_GUESS: Final = 16 << 10
 
 

@@ -114,8 +114,9 @@ class LedgerReader:
         return entries
 
     async def _read_stripes(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Ask the fewest bookies that together hold the range, each once for its whole part. Return
-        the entries before the first missing or damaged entry. The caller continues there."""
+        """Ask healthy bookies that together hold the range, with one request for each part of
+        `Quorum.cover`. Return the entries before the first missing or damaged entry. The caller
+        continues there."""
         metadata, quorum = self.metadata, quorum_of(self.metadata)
         last = min(last, self._segment_end(metadata, first))
         last = min(last, first + max(round(bytes_max / self._entry_bytes), 1) - 1)
@@ -237,7 +238,7 @@ class LedgerReader:
         if answers:
             told = {bookie: code.name for bookie, code in answers.items()}
             number = self.metadata.ledger
-            log.warning("replicas without an entry", ledger=number, entry=first, answers=told)
+            log.warning("replicas returned no entry", ledger=number, entry=first, answers=told)
         if isinstance(result, GiveUp):
             denied = outranking(answers.values()) in NEGATIVE
             there = refreshed.metadata is not None
@@ -252,7 +253,8 @@ class LedgerReader:
         return list(result.entries)
 
     async def _next(self, machine: RangeRead, answers: asyncio.Queue[Answer]) -> list[Action]:
-        """Return the actions after the next answer, or after its timeout."""
+        """Return the actions after the next answer, or after the machine's timer if no answer
+        arrives before."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(machine.timer_at()):

@@ -183,7 +183,7 @@ class Acknowledger:
 
     def _on_answer(self, number: int, result: Body | PulsarException) -> None:
         if self._connection is None or not self._tracker.is_in_flight(number):
-            return  # detached meanwhile: the tracker gives the group again, with another number
+            return  # detached meanwhile (the tracker gives the group again), or dropped by `_void`
         if not isinstance(result, PulsarException):
             self._tracker.on_answered(number)
         elif is_retriable(result):

@@ -4,6 +4,8 @@ While the policy is on, the stage (duplicates.py) drops entries that are stored 
 sequence ids of durable entries are kept in memory, and are journaled beside the cursors. The broker
 journals them when `entries_interval` entries or SNAPSHOT_BYTES bytes are durable since the last
 time, `interval_s` seconds after the last time, when the log drops ledgers, and at a clean close.
+Before a truncation drops ledgers that a new owner would have to read, it waits until the sequence
+ids are journaled.
 
 A new owner reads the journaled sequence ids and then the later entries of the log. So the new owner
 recognises every message for which the former owner sent a receipt, also when the former owner died
@@ -16,11 +18,13 @@ no earlier ones. Switching it off forgets all sequence ids.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.cursor.journal import Waiting
 from magnetar.broker.cursor.sequences import SEQUENCE_ID_MAX
-from magnetar.broker.errors import BrokerError
+from magnetar.broker.errors import BrokerError, SubscriptionNotFound
 from magnetar.broker.log.position import Position
 from magnetar.broker.topic.duplicates import DuplicatesStage
 from magnetar.runtime.log import get_logger
@@ -169,6 +173,16 @@ class Deduplication:
         self._entries = self._bytes = 0
         self._noted_at = asyncio.get_running_loop().time()
         self._cursors.note_sequences()
+
+    async def flush(self) -> None:
+        """Wait until the sequence ids of all entries so far are durable. Returns at once while
+        deduplication is off. Raises LogError, TooManyReceipts."""
+        if self._cursors.sequences is None:
+            return
+        written = Waiting()
+        self._cursors.note_sequences(written)
+        with suppress(SubscriptionNotFound):  # deduplication was switched off meanwhile
+            await written.wait()
 
     async def visit(self, connected: Collection[str]) -> None:
         """Do the periodic work: journal sequence ids if that is due, and forget the producers that

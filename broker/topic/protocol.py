@@ -173,7 +173,7 @@ class Topic(ServedTopic, Protocol):
     async def truncate(self) -> None:
         """Drop every message published before this call, even if it is not acknowledged or if
         retention would keep it. The topic disconnects the consumers; they reconnect. Raises
-        TopicClosing, SubscriptionFenced, LogError."""
+        TopicClosing, SubscriptionFenced (a seek is in progress), TooManyReceipts, LogError."""
 
     async def terminate(self) -> Position:
         """Accept no more messages, permanently. Returns the position of the last message; EARLIEST:

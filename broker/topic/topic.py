@@ -36,6 +36,7 @@ from magnetar.broker.errors import (
     LogError,
     NotAllowed,
     PoliciesUnavailable,
+    SubscriptionFenced,
     SubscriptionNotFound,
     TopicClosing,
     TopicFailed,
@@ -57,6 +58,7 @@ from magnetar.broker.topic.delayed_store import DelayedStore
 from magnetar.broker.topic.description import describe_all
 from magnetar.broker.topic.disconnector import Disconnector
 from magnetar.broker.topic.dispatch_rate import DispatchRate
+from magnetar.broker.topic.explanation import SubscriptionState
 from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
 from magnetar.broker.topic.persistence import quorum_of
 from magnetar.broker.topic.pipeline import (
@@ -688,16 +690,27 @@ class PersistentTopic:
     async def truncate(self) -> None:
         """Drop every message published before this call, acknowledged or not, even if retention
         would keep it. The topic disconnects the consumers, which reconnect. Raises TopicClosing,
-        SubscriptionFenced, LogError."""
+        SubscriptionFenced (a seek is in progress), TooManyReceipts, LogError."""
         self._require_open()
         through = await self.log.roll()
         target = self.log.chain.next_position(through)
         for subscription in self.all_subscriptions:
             if subscription.cursor.mark_delete < through:
-                await subscription.seek(target)
+                await self._move_past(subscription, target)
+        # A later owner cannot read the sequence ids of the dropped entries.
+        await self.deduplication.flush()
         self._require_open()
         self.log.drop_through(through)
         await self.log.wait_dropped(through)
+
+    async def _move_past(self, subscription: Subscription, target: Position) -> None:
+        """Move a subscription to `target`. A subscription that is deleted meanwhile needs none of
+        the entries before it."""
+        try:
+            await subscription.seek(target)
+        except SubscriptionFenced:
+            if subscription.state not in (SubscriptionState.DELETING, SubscriptionState.CLOSED):
+                raise
 
     async def terminate(self) -> Position:
         """Accept no more messages, permanently. Returns the position of the last message; EARLIEST:

@@ -233,6 +233,19 @@ async def test_the_next_owner_drops_duplicates_of_stored_messages(
         assert DEDUPLICATION not in it.topic.subscriptions
 
 
+async def test_the_next_owner_knows_the_sequence_ids_of_truncated_messages() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=on(), deduplication=RARE, close=False) as it:
+        one = await sender(it)
+        await one.numbers(*range(7))
+        await it.topic.truncate()
+        assert it.topic.log.chain.records == ()
+    async with opened_topic(world, policies=on(), deduplication=RARE) as it:
+        one = await sender(it)
+        assert one.handle.last_sequence_id == 6
+        assert await one.numbers(6, 7) == ["duplicate", "stored"]
+
+
 async def test_replayed_entries_count_towards_the_next_snapshot() -> None:
     """Otherwise the entries that a recovery reads would grow with each owner that dies early."""
     world, config = ClusterState(), DeduplicationConfig(entries_interval=5, interval_s=1e9)

@@ -13,8 +13,10 @@ from fakes.topic_log import SMALL
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
+from magnetar.broker.errors import SubscriptionFenced
 from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.topic.explanation import SubscriptionState
 from magnetar.metadata.policies import Persistence, Retention
 
 TEXTS = [f"m{number}" for number in range(12)]  # two full ledgers of five, and two entries
@@ -184,6 +186,40 @@ async def test_truncate_drops_all_messages_published_before_it() -> None:
     async with opened_topic(world, policies=SettablePolicies(retention=Retention(0, 0))) as it:
         assert it.topic.log.last_index == 12
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 0
+
+
+async def test_truncate_passes_a_subscription_that_is_deleted_meanwhile() -> None:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
+        await it.topic.ensure_subscription("first", EARLIEST)
+        await it.topic.ensure_subscription("second", EARLIEST)
+        await it.publish(*TEXTS)
+        first, second = it.topic.all_subscriptions
+        async with asyncio.TaskGroup() as group:
+            group.create_task(it.topic.truncate())
+            for _ in range(1_000):
+                if first.state is SubscriptionState.SEEKING:
+                    break
+                await settle(1)
+            assert second.state is SubscriptionState.OPEN
+            await it.topic.unsubscribe("second")
+        assert second.state is SubscriptionState.CLOSED
+        assert it.topic.log.chain.records == ()
+        assert set(it.topic.subscription_names) == {"first"}
+
+
+async def test_truncate_refuses_while_a_seek_is_in_progress() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping(), cache_bytes=1) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
+        positions = await it.publish(*TEXTS)
+        world.ledgers.may_read.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(it.topic.subscriptions["s"].seek_to_time(0))
+            await world.ledgers.reading.wait()
+            with pytest.raises(SubscriptionFenced):
+                await it.topic.truncate()
+            world.ledgers.may_read.set()
+        assert it.topic.log.first == positions[0], "no message is dropped"
 
 
 async def test_truncate_keeps_a_cursor_that_is_further_and_later_messages() -> None:

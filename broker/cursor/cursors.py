@@ -49,6 +49,7 @@ class Cursors:
     """Made by `Cursors.open`, then started. Close the cursors before the log."""
 
     __slots__ = (
+        "_adding",
         "_config",
         "_creating",
         "_cursors",
@@ -66,6 +67,8 @@ class Cursors:
         self._cursors: dict[str, Cursor] = {}
         self._creating: list[Position] = []  # the marks of cursors that are being created
         self.sequences: Sequences | None = None  # None: the topic does not deduplicate
+        # Sequence ids that `add_sequences` has not stored yet, or whose storing failed.
+        self._adding: Sequences | None = None
 
     @classmethod
     async def open(cls, topic_log: Log, config: CursorConfig | None = None) -> Cursors:
@@ -88,14 +91,13 @@ class Cursors:
         """The lowest durable mark-delete position of a durable cursor. None: there is no durable
         cursor, and there are no sequence ids.
 
-        The marks of cursors that are being created, and the targets of resets, count too. The
-        sequence ids count like a cursor, because a recovery reads the log after the position up to
-        which they are durable. This position advances regularly, so the log keeps few entries for
-        it.
+        The marks of cursors and sequence ids that are being created, and the targets of resets,
+        count too. The sequence ids count like a cursor, because a recovery reads the log after the
+        position up to which they are durable. This position advances regularly, so the log keeps
+        few entries for it.
         """
         marks = [cursor.durable_mark for cursor in self._cursors.values()]
-        if self.sequences is not None:
-            marks.append(self.sequences.durable_mark)
+        marks += [it.durable_mark for it in (self.sequences, self._adding) if it is not None]
         marks += [*self._creating, *self._journal.restarting]
         return min(marks, default=None)
 
@@ -211,8 +213,9 @@ class Cursors:
         def add(record: TopicRecord) -> TopicRecord:
             return with_subscription(self._owned_record.name, record, DEDUPLICATION, fresh)
 
+        self._adding = sequences
         await self._owned_record.change(add)
-        self.sequences = sequences
+        self.sequences, self._adding = sequences, None
         self._journal.add(sequences)
         self._journal.note(sequences, None)
 
@@ -220,6 +223,7 @@ class Cursors:
         """Delete the sequence ids. Durable on return. Raises LogFenced, LogUnavailable,
         LogDamaged."""
         await self._owned_record.change(lambda record: _without(record, DEDUPLICATION))
+        self._adding = None
         if self.sequences is not None:
             self._journal.drop(self.sequences.number)
             self.sequences = None

@@ -138,7 +138,7 @@ async def terminate(broker: Broker, name: TopicName) -> TerminatedAt:
 
 async def truncate(broker: Broker, name: TopicName) -> None:
     """Drop all messages published before this call, even those that retention would keep. Raises
-    TopicNotFound, SubscriptionFenced."""
+    TopicNotFound, SubscriptionFenced, TooManyReceipts, LogError."""
     await (await open_topic(broker, name)).truncate()
 
 

@@ -18,13 +18,12 @@ no earlier ones. Switching it off forgets all sequence ids.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.cursor.journal import Waiting
 from magnetar.broker.cursor.sequences import SEQUENCE_ID_MAX
-from magnetar.broker.errors import BrokerError, SubscriptionNotFound
+from magnetar.broker.errors import BrokerError, LogUnavailable
 from magnetar.broker.log.position import Position
 from magnetar.broker.topic.duplicates import DuplicatesStage
 from magnetar.runtime.log import get_logger
@@ -47,6 +46,10 @@ REPLAY_BYTES_MAX: Final = 4 << 20
 SNAPSHOT_BYTES: Final = 64 << 20
 """The number of published bytes after which the broker journals the sequence ids again. A recovery
 then reads little more than these bytes."""
+
+FLUSH_TIMEOUT_S: Final = 30.0
+"""The maximum time for which `flush` waits until the journal is written. The journal needs bookies
+that accept new ledgers."""
 
 log = get_logger(__name__)
 
@@ -176,13 +179,21 @@ class Deduplication:
 
     async def flush(self) -> None:
         """Wait until the sequence ids of all entries so far are durable. Returns at once while
-        deduplication is off. Raises LogError, TooManyReceipts."""
+        deduplication is off. Raises LogError (LogUnavailable after FLUSH_TIMEOUT_S),
+        TooManyReceipts."""
+        if self._switching is not None:
+            async with self._switching:
+                if self.enabled and self._cursors.sequences is None:
+                    await self._enable()  # the last attempt has failed
         if self._cursors.sequences is None:
             return
         written = Waiting()
         self._cursors.note_sequences(written)
-        with suppress(SubscriptionNotFound):  # deduplication was switched off meanwhile
-            await written.wait()
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await written.wait()
+        except TimeoutError as error:
+            raise LogUnavailable(str(self._log.name), "storing sequence ids", error) from error
 
     async def visit(self, connected: Collection[str]) -> None:
         """Do the periodic work: journal sequence ids if that is due, and forget the producers that

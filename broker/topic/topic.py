@@ -697,8 +697,9 @@ class PersistentTopic:
         for subscription in self.all_subscriptions:
             if subscription.cursor.mark_delete < through:
                 await self._move_past(subscription, target)
-        # A later owner cannot read the sequence ids of the dropped entries.
-        await self.deduplication.flush()
+        if self.log.chain.droppable(through) > 0:
+            # A later owner cannot read the sequence ids of the dropped entries.
+            await self.deduplication.flush()
         self._require_open()
         self.log.drop_through(through)
         await self.log.wait_dropped(through)

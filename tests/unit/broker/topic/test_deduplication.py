@@ -4,6 +4,7 @@ takeover."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,18 @@ from fakes.topics import opened_topic
 from support import settle, wait_until
 
 from magnetar.broker.cursor.sequences import DEDUPLICATION, SEQUENCE_ID_MAX
-from magnetar.broker.errors import NotAllowed, StraddlingBatch
+from magnetar.broker.errors import LogUnavailable, NotAllowed, StraddlingBatch
 from magnetar.broker.log.owned_record import METADATA_TIMEOUT_S, OwnedRecord
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.deduplication import DeduplicationConfig
 from magnetar.broker.topic.duplicates import CHUNKED_IDLE_MAX
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.policies import Retention
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from fakes.sessions import FakeProducerSession
     from fakes.topics import TopicRig
 
@@ -244,6 +248,64 @@ async def test_the_next_owner_knows_the_sequence_ids_of_truncated_messages() -> 
         one = await sender(it)
         assert one.handle.last_sequence_id == 6
         assert await one.numbers(6, 7) == ["duplicate", "stored"]
+
+
+@contextlib.asynccontextmanager
+async def half_on(world: ClusterState) -> AsyncIterator[TopicRig]:
+    """A topic whose record has got the sequence ids, but the broker does not know it. Messages are
+    trimmed at once. The broker dies at the end."""
+    policies = SettablePolicies(retention=Retention(0, 0))
+    store = DeafStore(world.tree)
+    async with opened_topic(world, policies=policies, store=store, close=False) as it:
+        store.replies_lost = 1
+        store.is_reachable = False
+        policies.set(deduplication=True)
+        await asyncio.sleep(METADATA_TIMEOUT_S + 1)
+        store.is_reachable = True
+        assert it.topic.deduplication.enabled
+        assert not it.topic.deduplication.is_settled
+        yield it
+
+
+async def test_a_truncation_completes_a_switch_on_that_has_failed() -> None:
+    world = ClusterState()
+    async with half_on(world) as it:
+        one = await sender(it)
+        await one.numbers(*range(3))
+        await it.topic.truncate()
+        assert it.topic.log.chain.records == ()
+        assert it.topic.deduplication.is_settled
+    async with opened_topic(world, policies=on()) as it:
+        one = await sender(it)
+        assert await one.numbers(2, 3) == ["duplicate", "stored"]
+
+
+async def test_a_trim_keeps_the_entries_whose_sequence_ids_are_not_stored_yet() -> None:
+    world = ClusterState()
+    async with half_on(world) as it:
+        one, two = await sender(it, "one"), await sender(it, "two")
+        await one.numbers(*range(5))  # a full ledger
+        await two.numbers(0)
+        it.topic.trim()
+        await asyncio.sleep(10)
+    async with opened_topic(world, policies=on()) as it:
+        one = await sender(it, "one")
+        assert await one.numbers(4, 5) == ["duplicate", "stored"]
+
+
+async def test_a_truncation_without_bookies_ends_and_drops_nothing() -> None:
+    world = ClusterState()
+    keep = SettablePolicies(deduplication=True, retention=Retention(-1, -1))
+    async with opened_topic(world, policies=keep, deduplication=RARE) as it:
+        one = await sender(it)
+        await one.numbers(*range(5))  # a full ledger
+        world.ledgers.bookies = False
+        with pytest.raises(LogUnavailable, match="storing sequence ids"):
+            await it.topic.truncate()
+        assert it.topic.log.chain.messages == 5
+        world.ledgers.bookies = True
+        await it.topic.truncate()
+        assert it.topic.log.chain.messages == 0
 
 
 async def test_replayed_entries_count_towards_the_next_snapshot() -> None:

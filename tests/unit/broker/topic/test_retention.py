@@ -200,6 +200,8 @@ async def test_truncate_passes_a_subscription_that_is_deleted_meanwhile() -> Non
                 if first.state is SubscriptionState.SEEKING:
                     break
                 await settle(1)
+            else:
+                pytest.fail("the truncation moves no subscription")
             assert second.state is SubscriptionState.OPEN
             await it.topic.unsubscribe("second")
         assert second.state is SubscriptionState.CLOSED

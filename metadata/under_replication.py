@@ -3,8 +3,9 @@
 A process that detects a fault adds to the record. When a repair has replaced bad copies by sound
 ones, it removes them from the record's list. At the end, the repair deletes the record. Both
 changes succeed only if the record has not changed since the repair last read or wrote it, so later
-additions survive. A record is a hint: the repair decides from the ledger's metadata. So a needless
-record does no harm, and an incomplete record delays a repair until the fault is detected again.
+additions survive. A record is a hint: the repair skips what the ledger's metadata shows to be
+needless, and may write a sound copy again. So a needless record does no harm, and an incomplete
+record delays a repair until the fault is detected again.
 """
 
 from collections.abc import Iterable
@@ -101,8 +102,8 @@ class BookieDrain:
 
 @dataclass(frozen=True, slots=True)
 class RepairPause:
-    """Set by an operator. While this record exists, no bookie is recorded as lost, and no copies
-    are compared or made."""
+    """Set by an operator. While this record exists, no bookie is recorded as lost, no copies are
+    compared, and no copy is begun. Running copies are finished."""
 
     since_ms: int
     reason: str = ""

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 NAMES_PER_TURN: Final = 1_000
-"""The number of topic names that `names` makes in one turn of the event loop, in 3 ms."""
+"""The number of names of persistent topics that `names` makes in one turn of the event loop, in
+3 ms."""
 
 
 class Catalog:

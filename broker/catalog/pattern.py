@@ -343,7 +343,7 @@ class _Compiler:
 
     def _new(self, accepts: _Characters | None = None) -> int:
         if len(self.states) >= STATES_MAX:
-            self._refuse("its repetitions are too long")
+            self._refuse("it is too long with its repetitions written out")
         self.states.append(_State(accepts))
         return len(self.states) - 1
 

@@ -653,7 +653,8 @@ class ConsumerOptions:
     regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
     dead_letter_policy: ConsumerDeadLetterPolicy | None = None
     crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
-    # Parameters that Apache's Python client does not have; the names follow its Java client.
+    # Parameters that Apache's Python client does not have. The names follow Apache's Java
+    # client, except `decode_failure_action`, which Apache's clients lack.
     priority_level: int = 0
     negative_ack_redelivery_backoff: RedeliveryBackoff | None = None
     ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None

@@ -23,7 +23,7 @@ class ReceiptRun:
     """Receipts of one producer for entries of one ledger, in order."""
 
     producer_id: int
-    ledger_id: int  # -1: the entry is a duplicate, and was not stored again
+    ledger_id: int  # -1: not stored: a duplicate, or dropped by a non-persistent topic
     sequence_ids: list[int]
     entry_ids: list[int]
     end: int  # the beginning of the frame after the last receipt

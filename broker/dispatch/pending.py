@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class PendingEntry:
     position: Position
     consumer: str  # its name
-    messages: int  # the number of unacknowledged messages
+    messages: int  # the number of unacknowledged messages; 0: not counted
     slot: int  # the slot of the key; 0: the subscription type has no hashes
 
 

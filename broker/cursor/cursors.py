@@ -23,6 +23,7 @@ from magnetar.broker.errors import (
     LogDamaged,
     LogUnavailable,
     SubscriptionNotFound,
+    TopicFull,
 )
 from magnetar.broker.log.record_limits import with_subscription
 from magnetar.broker.log.recovery import recover_ledger
@@ -67,7 +68,7 @@ class Cursors:
         self._cursors: dict[str, Cursor] = {}
         self._creating: list[Position] = []  # the marks of cursors that are being created
         self.sequences: Sequences | None = None  # None: the topic does not deduplicate
-        # Sequence ids that `add_sequences` has not stored yet, or whose storing failed.
+        # Sequence ids that `add_sequences` is storing, or may have stored: the outcome is unknown.
         self._adding: Sequences | None = None
 
     @classmethod
@@ -209,12 +210,20 @@ class Cursors:
         LogFenced, LogUnavailable, LogDamaged, TopicFull."""
         inline = stored.inline(sequences.snapshot())
         fresh = SubscriptionRecord({}, inline)
+        listed = False  # True: an earlier call, whose outcome was unknown, has stored them
 
         def add(record: TopicRecord) -> TopicRecord:
+            nonlocal listed
+            listed = DEDUPLICATION in record.subscriptions
             return with_subscription(self._owned_record.name, record, DEDUPLICATION, fresh)
 
         self._adding = sequences
-        await self._owned_record.change(add)
+        try:
+            await self._owned_record.change(add)
+        except TopicFull:
+            if not listed:
+                self._adding = None
+            raise
         self.sequences, self._adding = sequences, None
         self._journal.add(sequences)
         self._journal.note(sequences, None)
@@ -222,8 +231,8 @@ class Cursors:
     async def drop_sequences(self) -> None:
         """Delete the sequence ids. Durable on return. Raises LogFenced, LogUnavailable,
         LogDamaged."""
-        await self._owned_record.change(lambda record: _without(record, DEDUPLICATION))
         self._adding = None
+        await self._owned_record.change(lambda record: _without(record, DEDUPLICATION))
         if self.sequences is not None:
             self._journal.drop(self.sequences.number)
             self.sequences = None

@@ -693,13 +693,14 @@ class PersistentTopic:
         SubscriptionFenced (a seek is in progress), TooManyReceipts, LogError."""
         self._require_open()
         through = await self.log.roll()
+        if self.log.chain.droppable(through) > 0:
+            # A later owner cannot read the sequence ids of the dropped entries. The subscriptions
+            # move afterwards: if this fails, they keep their messages.
+            await self.deduplication.flush()
         target = self.log.chain.next_position(through)
         for subscription in self.all_subscriptions:
             if subscription.cursor.mark_delete < through:
                 await self._move_past(subscription, target)
-        if self.log.chain.droppable(through) > 0:
-            # A later owner cannot read the sequence ids of the dropped entries.
-            await self.deduplication.flush()
         self._require_open()
         self.log.drop_through(through)
         await self.log.wait_dropped(through)

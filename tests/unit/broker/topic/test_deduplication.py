@@ -17,9 +17,10 @@ from fakes.topics import opened_topic
 from support import settle, wait_until
 
 from magnetar.broker.cursor.sequences import DEDUPLICATION, SEQUENCE_ID_MAX
-from magnetar.broker.errors import LogUnavailable, NotAllowed, StraddlingBatch
+from magnetar.broker.errors import LogUnavailable, NotAllowed, StraddlingBatch, TopicFull
 from magnetar.broker.log.owned_record import METADATA_TIMEOUT_S, OwnedRecord
-from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.log.record_limits import SUBSCRIPTIONS_BYTES_MAX
 from magnetar.broker.topic.deduplication import DeduplicationConfig
 from magnetar.broker.topic.duplicates import CHUNKED_IDLE_MAX
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
@@ -251,11 +252,10 @@ async def test_the_next_owner_knows_the_sequence_ids_of_truncated_messages() -> 
 
 
 @contextlib.asynccontextmanager
-async def half_on(world: ClusterState) -> AsyncIterator[TopicRig]:
+async def half_on(world: ClusterState, store: DeafStore) -> AsyncIterator[TopicRig]:
     """A topic whose record has got the sequence ids, but the broker does not know it. Messages are
     trimmed at once. The broker dies at the end."""
     policies = SettablePolicies(retention=Retention(0, 0))
-    store = DeafStore(world.tree)
     async with opened_topic(world, policies=policies, store=store, close=False) as it:
         store.replies_lost = 1
         store.is_reachable = False
@@ -269,7 +269,7 @@ async def half_on(world: ClusterState) -> AsyncIterator[TopicRig]:
 
 async def test_a_truncation_completes_a_switch_on_that_has_failed() -> None:
     world = ClusterState()
-    async with half_on(world) as it:
+    async with half_on(world, DeafStore(world.tree)) as it:
         one = await sender(it)
         await one.numbers(*range(3))
         await it.topic.truncate()
@@ -282,27 +282,63 @@ async def test_a_truncation_completes_a_switch_on_that_has_failed() -> None:
 
 async def test_a_trim_keeps_the_entries_whose_sequence_ids_are_not_stored_yet() -> None:
     world = ClusterState()
-    async with half_on(world) as it:
+    async with half_on(world, DeafStore(world.tree)) as it:
         one, two = await sender(it, "one"), await sender(it, "two")
         await one.numbers(*range(5))  # a full ledger
         await two.numbers(0)
         it.topic.trim()
         await asyncio.sleep(10)
+        assert it.topic.log.chain.messages == 6
     async with opened_topic(world, policies=on()) as it:
         one = await sender(it, "one")
         assert await one.numbers(4, 5) == ["duplicate", "stored"]
+
+
+async def test_a_switch_off_after_a_switch_on_without_a_reply_lets_the_log_trim() -> None:
+    world = ClusterState()
+    store = DeafStore(world.tree)
+    async with half_on(world, store) as it:
+        one = await sender(it)
+        await one.numbers(*range(5))  # a full ledger
+        store.is_reachable = False
+        it.policies.set(deduplication=False)
+        await asyncio.sleep(METADATA_TIMEOUT_S + 1)
+        store.is_reachable = True
+        assert not it.topic.deduplication.enabled
+        it.topic.trim()
+        await wait_until(lambda: it.topic.log.chain.messages == 0)
+
+
+async def test_a_topic_without_space_for_sequence_ids_still_trims() -> None:
+    policies = SettablePolicies(retention=Retention(0, 0))
+    async with opened_topic(ClusterState(), policies=policies) as it:
+        large = {"k": "v" * (SUBSCRIPTIONS_BYTES_MAX - 65)}
+        await it.topic.ensure_subscription("s", LATEST, large)
+        with pytest.raises(TopicFull):
+            await it.topic.ensure_subscription("t", LATEST)
+        it.policies.set(deduplication=True)
+        await settle()
+        assert it.topic.deduplication.enabled
+        assert not it.topic.deduplication.is_settled
+        one = await sender(it)
+        await one.numbers(*range(5))  # a full ledger
+        await it.topic.subscriptions["s"].skip_all()
+        it.topic.trim()
+        await wait_until(lambda: it.topic.log.chain.messages == 0)
 
 
 async def test_a_truncation_without_bookies_ends_and_drops_nothing() -> None:
     world = ClusterState()
     keep = SettablePolicies(deduplication=True, retention=Retention(-1, -1))
     async with opened_topic(world, policies=keep, deduplication=RARE) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
         one = await sender(it)
         await one.numbers(*range(5))  # a full ledger
         world.ledgers.bookies = False
         with pytest.raises(LogUnavailable, match="storing sequence ids"):
             await it.topic.truncate()
         assert it.topic.log.chain.messages == 5
+        assert it.topic.subscriptions["s"].cursor.backlog_entries == 5
         world.ledgers.bookies = True
         await it.topic.truncate()
         assert it.topic.log.chain.messages == 0
